@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# The front door. The work is in tools/*; every target may be repeated and then starts at once.
+.PHONY: help demo test lint cuda device device-test bench wheel sanitize mutants clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make demo         set up .venv, build for this machine, run a checked KDA prefill and decode (NumPy only)
+demo:
+	@tools/setup.sh build
+	@tools/build.sh native --target python
+	@.venv/bin/python examples/demo.py
+
+## make test         all C++ and Python tests; adds PyTorch and FLA to .venv
+test:
+	@tools/setup.sh build gtest test
+	@tools/build.sh cpu --target all --target python
+	@.venv/bin/python tools/run_tests.py
+
+## make lint         formatting, clang-tidy, ruff, shellcheck, and the rules of CONTRIBUTING.md
+lint:
+	@tools/setup.sh build gtest lint
+	@tools/lint.sh
+
+## make cuda         build every CUDA architecture without a GPU, then check the kernels statically
+cuda:
+	@tools/setup.sh build cuda
+	@tools/build.sh cuda
+	@.venv/bin/python tests/static/check_kernels.py build/cuda
+	@.venv/bin/python tools/compile_times.py build/cuda
+
+## make device       build what device-test runs; ARCHS=90 builds for one architecture only
+device:
+	@tools/setup.sh build gtest cuda
+	@tools/build.sh device $(if $(ARCHS),-DLINATTN_CUDA_ARCHS=$(ARCHS))
+
+## make device-test  run build/device on this machine's GPU; builds it first if it is not there
+device-test:
+	@test -x build/device/linattn_unit_tests || $(MAKE) device
+	@tools/device_test.sh
+
+## make bench        run linattn-bench on this machine
+bench:
+	@tools/setup.sh build
+	@tools/build.sh native
+	@tools/bench.sh
+
+## make wheel        dist/linattn-*.whl, CPU only; LINATTN_CUDA=ON make wheel adds the CUDA kernels
+wheel:
+	@tools/setup.sh build
+	@tools/wheel.sh
+
+## make sanitize     C++ tests under the address and undefined-behaviour sanitizers
+sanitize:
+	@tools/setup.sh build gtest
+	@tools/build.sh asan
+	@.venv/bin/python tools/run_tests.py --build build/asan --no-python
+
+## make mutants      seed three faults, one at a time: the tests must notice each
+mutants:
+	@tools/setup.sh build gtest
+	@.venv/bin/python tools/mutants.py
+
+## make clean        remove everything that was built (.venv stays)
+clean:
+	@rm -rf build dist python/linattn/_lib

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tvm-ffi binding: framework tensors in, the public C++ API called. It reads shapes, checks
+// that they agree, builds the Problem, keeps a bounded cache of plans, and takes scratch from the
+// framework's allocator. It decides nothing.
+//
+// Tensors are [B, T, heads, dim]; with cu_seqlens B is 1. python/linattn/_call.py lists the
+// arguments in this order.
+#include <tvm/ffi/any.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/string.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "arguments.h"
+#include "inputs.h"
+#include "linattn/linattn.h"
+#include "plans.h"
+
+namespace linattn_ffi {
+namespace {
+
+// ---- the passes ----
+
+void forward(const TVMFFIAny* packed, std::int32_t count) {
+  Reader r(packed, count, Inputs::kCount + 10);
+  Inputs in(r);
+  const Array out = r.array("out"), final_state = r.array("final_state"),
+              write_slots = r.array("write_slots"), start_positions = r.array("start_positions"),
+              checkpoints = r.array("checkpoints"), offsets = r.array("checkpoint_offsets"),
+              positions = r.array("checkpoint_positions"),
+              checkpoint_slots = r.array("checkpoint_slots"), transition = r.array("transition"),
+              saved = r.array("saved");
+  linattn::ForwardArgs a = in.args<linattn::ForwardArgs>(in.read_slots.present);
+  if (!out) invalid("out is absent; expected [B, T, HV, V]");
+  in.like_value(out);
+  a.out = tensor(out);
+  a.final_state = in.state(final_state, in.problem.state_dtype, !write_slots);
+  in.slots(write_slots, in.sequences);
+  a.write_slots = static_cast<const std::int32_t*>(write_slots.data);
+  in.slots(start_positions, in.sequences);
+  a.start_positions = static_cast<const std::int32_t*>(start_positions.data);
+  if (checkpoints) {
+    in.problem.checkpoint_dtype = checkpoints.expect_float();
+    a.checkpoints = in.state(checkpoints, in.problem.checkpoint_dtype, false);
+    if (!offsets || !positions || !checkpoint_slots)
+      invalid(
+          "checkpoints came without checkpoint_offsets, checkpoint_positions and checkpoint_slots; "
+          "expected all four");
+    in.slots(offsets, in.sequences + 1);
+    if (positions.dims != 1)
+      invalid("checkpoint_positions has shape " + positions.shape_text() + "; expected one axis");
+    in.slots(positions, positions.shape[0]);
+    in.slots(checkpoint_slots, positions.shape[0]);
+    a.checkpoint_offsets = static_cast<const std::int32_t*>(offsets.data);
+    a.checkpoint_positions = static_cast<const std::int32_t*>(positions.data);
+    a.checkpoint_slots = static_cast<const std::int32_t*>(checkpoint_slots.data);
+    if (r.dl_device().device_type == kDLCPU &&
+        a.checkpoint_offsets[in.sequences] > positions.shape[0])
+      invalid("checkpoint_offsets ends with " + std::to_string(a.checkpoint_offsets[in.sequences]) +
+              "; expected at most the " + std::to_string(positions.shape[0]) +
+              " entries of checkpoint_positions");
+  } else if (offsets || positions || checkpoint_slots) {
+    invalid(
+        "checkpoints is absent; expected it with checkpoint_offsets, checkpoint_positions and "
+        "checkpoint_slots");
+  }
+  a.transition =
+      in.matrix(transition, DType::kFloat32, in.sequences, in.key_dim, in.key_dim, "[N, HV, K, K]");
+
+  const auto chosen = plan<linattn::ForwardArgs>(in.problem, r.device(), in.implementation);
+  const std::size_t bytes =
+      in.problem.save_for_backward ? chosen->saved_bytes(a.tokens, a.sequences) : 0;
+  const Saved kept(saved, bytes, r.dl_device(), /*read=*/false);
+  a.saved = kept.data();
+  run(*chosen, a, in);
+  kept.store();
+}
+
+void backward(const TVMFFIAny* packed, std::int32_t count) {
+  Reader r(packed, count, Inputs::kCount + 14);
+  Inputs in(r);
+  const Array dout = r.array("dout"), dfinal_state = r.array("dfinal_state"),
+              saved = r.array("saved"), dq = r.array("dq"), dk = r.array("dk"), dv = r.array("dv"),
+              dg = r.array("dg"), dbeta = r.array("dbeta"), derase = r.array("derase"),
+              dwrite = r.array("dwrite"), da_log = r.array("dA_log"),
+              ddt_bias = r.array("ddt_bias"), dinitial_state = r.array("dinitial_state");
+  const std::string forward_implementation = r.text();
+  linattn::BackwardArgs a = in.args<linattn::BackwardArgs>(in.read_slots.present);
+  in.like_value(dout);
+  a.dout = tensor(dout);
+  a.dfinal_state = in.state(dfinal_state, in.problem.state_dtype, true);
+  const auto gradient = [](const Array& d, const Array& input) -> linattn::Tensor {
+    if (!d) return {};
+    if (!input || d.dims != input.dims || !std::equal(d.shape, d.shape + d.dims, input.shape))
+      invalid(std::string(d.name) + " has shape " + d.shape_text() + "; expected its input's, " +
+              input.shape_text());
+    d.expect_dtype(dtype_of(input.type), " as its input");
+    if (d.dims == 4) d.expect_last_axis_dense();
+    return tensor(d);
+  };
+  a.dq = gradient(dq, in.q), a.dk = gradient(dk, in.k), a.dv = gradient(dv, in.v),
+  a.dg = gradient(dg, in.g);
+  a.dbeta = gradient(dbeta, in.beta), a.derase = gradient(derase, in.erase),
+  a.dwrite = gradient(dwrite, in.write);
+  gradient(da_log, in.a_log), gradient(ddt_bias, in.dt_bias);
+  da_log.expect_contiguous(), ddt_bias.expect_contiguous();
+  a.da_log = static_cast<float*>(da_log.data);
+  a.ddt_bias = static_cast<float*>(ddt_bias.data);
+  a.dinitial_state = in.state(dinitial_state, in.problem.state_dtype, true);
+
+  const auto forward_plan =
+      plan<linattn::ForwardArgs>(in.problem, r.device(), forward_implementation);
+  const Saved kept(saved, forward_plan->saved_bytes(a.tokens, a.sequences), r.dl_device(),
+                   /*read=*/true);
+  a.saved = kept.data();
+  run(*backward_plan(in.problem, r.device(), in.implementation, forward_implementation), a, in);
+}
+
+void step(const TVMFFIAny* packed, std::int32_t count) {
+  Reader r(packed, count, Inputs::kCount + 7);
+  // Tables of slots per token are two-dimensional and come apart from the shared read_slots.
+  Inputs in(r);
+  const Array out = r.array("out"), final_state = r.array("final_state"),
+              write_slots = r.array("write_slots"), read_table = r.array("read_slots"),
+              write_table = r.array("write_slots"), accepted = r.array("accepted"),
+              parents = r.array("parents");
+  const auto table = [&](const Array& a, const std::int32_t*& ids, std::int64_t& stride) {
+    if (!a) return;
+    if (a.dims != 2 || a.shape[0] != in.sequences)
+      invalid(std::string(a.name) + " has shape " + a.shape_text() +
+              "; expected [N] or [N, columns] with N = " + std::to_string(in.sequences));
+    a.expect_dtype(DType::kInt32);
+    a.expect_contiguous();
+    ids = static_cast<const std::int32_t*>(a.data);
+    stride = a.shape[1];
+  };
+  linattn::StepArgs a = in.args<linattn::StepArgs>(in.read_slots || read_table);
+  if (!out) invalid("out is absent; expected [B, T, HV, V]");
+  in.like_value(out);
+  a.out = tensor(out);
+  in.slots(write_slots, in.sequences);
+  a.write_slots = static_cast<const std::int32_t*>(write_slots.data);
+  table(read_table, a.read_slots, a.read_slot_stride);
+  table(write_table, a.write_slots, a.write_slot_stride);
+  a.final_state = in.state(final_state, in.problem.state_dtype, !write_slots && !write_table);
+  in.slots(accepted, in.sequences);
+  a.accepted = static_cast<const std::int32_t*>(accepted.data);
+  parents.expect_shape({in.batch * in.length}, "[T], tokens over all sequences");
+  parents.expect_dtype(DType::kInt32);
+  parents.expect_contiguous();
+  a.parents = static_cast<const std::int32_t*>(parents.data);
+  run(*plan<linattn::StepArgs>(in.problem, r.device(), in.implementation), a, in);
+}
+
+// ---- questions ----
+
+// The problem without tensors: flags, then sizes and dtypes, then the device.
+struct Question {
+  static constexpr int kCount = kProblemFlags + 12;
+  linattn::Problem problem;
+  linattn::Device device;
+  explicit Question(Reader& r) : problem(read_problem_flags(r)) {
+    problem.dtype = static_cast<DType>(r.integer());
+    problem.gate_dtype = static_cast<DType>(r.integer());
+    problem.beta_dtype = static_cast<DType>(r.integer());
+    problem.checkpoint_dtype = static_cast<DType>(r.integer());
+    problem.max_tokens = r.integer();
+    problem.max_sequences = r.integer();
+    problem.heads = static_cast<std::int32_t>(r.integer());
+    problem.value_heads = static_cast<std::int32_t>(r.integer());
+    problem.key_dim = static_cast<std::int32_t>(r.integer());
+    problem.value_dim = static_cast<std::int32_t>(r.integer());
+    device.type = static_cast<linattn::Device::Type>(r.integer());
+    device.index = static_cast<std::int32_t>(r.integer());
+  }
+};
+
+// Every entry: the library's Error becomes the Python exception of its code.
+template <class Body>
+int guarded(ffi::Any* result, Body&& body) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  try {
+    *result = body();
+  } catch (const linattn::Error& error) {
+    const bool mistake = error.code() == linattn::ErrorCode::kInvalidArgument;
+    const bool unsupported = error.code() == linattn::ErrorCode::kUnsupported;
+    raise(mistake       ? "ValueError"
+          : unsupported ? "NotImplementedError"
+                        : "RuntimeError",
+          error.what());
+  }
+  TVM_FFI_SAFE_CALL_END();
+}
+
+ffi::Any* any(TVMFFIAny* result) { return reinterpret_cast<ffi::Any*>(result); }
+
+}  // namespace
+
+// tvm-ffi looks these names up: __tvm_ffi_<name>.
+extern "C" {
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_forward(void*, const TVMFFIAny* args, std::int32_t count,
+                                         TVMFFIAny* result) {
+  return guarded(any(result), [&] { return forward(args, count), ffi::Any(); });
+}
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, std::int32_t count,
+                                          TVMFFIAny* result) {
+  return guarded(any(result), [&] { return backward(args, count), ffi::Any(); });
+}
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_step(void*, const TVMFFIAny* args, std::int32_t count,
+                                      TVMFFIAny* result) {
+  return guarded(any(result), [&] { return step(args, count), ffi::Any(); });
+}
+
+// (problem, pass) -> a line per implementation
+TVM_FFI_DLL_EXPORT int __tvm_ffi_explain(void*, const TVMFFIAny* args, std::int32_t count,
+                                         TVMFFIAny* result) {
+  return guarded(any(result), [&] {
+    Reader r(args, count, Question::kCount + 1);
+    const Question question(r);
+    const auto pass = static_cast<linattn::Pass>(r.integer());
+    return ffi::Any(ffi::String(linattn::explain(question.problem, question.device, pass)));
+  });
+}
+
+// (problem, implementation) -> the three coefficients of saved_bytes
+TVM_FFI_DLL_EXPORT int __tvm_ffi_saved_coefficients(void*, const TVMFFIAny* args,
+                                                    std::int32_t count, TVMFFIAny* result) {
+  return guarded(any(result), [&] {
+    Reader r(args, count, Question::kCount + 1);
+    const Question question(r);
+    const auto c = plan<linattn::ForwardArgs>(question.problem, question.device, r.text())
+                       ->saved_coefficients();
+    return ffi::Any(ffi::Array<std::int64_t>{c[0], c[1], c[2]});
+  });
+}
+
+// (pass) -> names, best first
+TVM_FFI_DLL_EXPORT int __tvm_ffi_implementations(void*, const TVMFFIAny* args, std::int32_t count,
+                                                 TVMFFIAny* result) {
+  return guarded(any(result), [&] {
+    Reader r(args, count, 1);
+    ffi::Array<ffi::String> names;
+    for (const std::string& name :
+         linattn::implementations(static_cast<linattn::Pass>(r.integer())))
+      names.push_back(name);
+    return ffi::Any(names);
+  });
+}
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_set_threads(void*, const TVMFFIAny* args, std::int32_t count,
+                                             TVMFFIAny* result) {
+  return guarded(any(result), [&] {
+    Reader r(args, count, 1);
+    return linattn::set_threads(static_cast<int>(r.integer())), ffi::Any();
+  });
+}
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_version(void*, const TVMFFIAny* args, std::int32_t count,
+                                         TVMFFIAny* result) {
+  return guarded(any(result), [&] {
+    Reader r(args, count, 0);
+    return ffi::Any(ffi::String(linattn_version()));
+  });
+}
+
+}  // extern "C"
+
+}  // namespace linattn_ffi

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# The CUDA compiler and the CUTLASS headers, by default those that pip installed beside Python_EXECUTABLE.
+
+if(CMAKE_VERSION VERSION_LESS 4.0)
+  message(FATAL_ERROR "LINATTN_CUDA needs CMake 4.0: older ones do not know the C++20 of CUDA 13; pip has it")
+endif()
+
+# find_in_site_packages(RESULT PATH): an isolated build has several folders of packages.
+function(find_in_site_packages result path)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+      "import os, sys; print(next((f for p in sys.path if os.path.exists(f := p + '/${path}')), '${path}'))"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
+
+set(nvcc ${LINATTN_CUDA_COMPILER})
+if(NOT nvcc)
+  find_in_site_packages(nvcc nvidia/cu13/bin/nvcc)
+endif()
+set(cutlass ${LINATTN_CUTLASS_DIR})
+if(NOT cutlass)
+  find_in_site_packages(cutlass cutlass_library/source)
+endif()
+foreach(file ${nvcc} ${cutlass}/include/cute/tensor.hpp)
+  if(NOT EXISTS ${file})
+    message(FATAL_ERROR "LINATTN_CUDA is on and ${file} does not exist: pip install -r requirements/cuda.txt, "
+                        "or set LINATTN_CUDA_COMPILER and LINATTN_CUTLASS_DIR")
+  endif()
+endforeach()
+
+set(CMAKE_CUDA_COMPILER ${nvcc})
+set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+# The static runtime asks for the driver when it is first used, so one binary also loads where there is none.
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -g1 -DNDEBUG")
+# The static kernel gate reads what ptxas says of each object.
+set(CMAKE_CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/tools/keep_ptxas_log.sh ${compiler_cache})
+
+# linattn_cuda_objects(NAME FOLDER ARCHITECTURES): all of src/cuda/FOLDER, host files (register.cpp) included.
+function(linattn_cuda_objects name folder architectures)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/cuda/${folder}/*.cu src/cuda/${folder}/*.cpp)
+  if(NOT sources)
+    file(WRITE ${CMAKE_BINARY_DIR}/${name}_empty.cpp "")
+    set(sources ${CMAKE_BINARY_DIR}/${name}_empty.cpp)
+  endif()
+  # "90" would add PTX of each architecture; only compute_80 is shipped as PTX.
+  list(TRANSFORM architectures REPLACE "^([0-9]+[a-z]?)$" "\\1-real")
+  add_library(${name} OBJECT ${sources})
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+  target_link_libraries(${name} PUBLIC linattn_flags)
+  target_include_directories(${name} SYSTEM PRIVATE ${cutlass}/include ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_compile_options(${name} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;--expt-relaxed-constexpr;-Xptxas=-v;--compiler-options=-Wall,-Wextra>")
+  if(LINATTN_WERROR)
+    target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;--compiler-options=-Werror>")
+  endif()
+endfunction()

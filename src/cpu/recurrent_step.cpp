@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The oracle's step: a few tokens per sequence, whose states may go to a slot each, along a chain
+// or a draft tree.
+#include "cpu/recurrent.h"
+
+namespace linattn::cpu {
+namespace {
+
+struct StepBuffers {
+  WorkspaceLayout layout;
+  std::int64_t lanes;
+  TokenRows rows;
+  Slot<double> initial;  // [lanes, K, V]
+  Slot<double> state;    // [lanes, K, V]
+
+  StepBuffers(const Problem& p, Sizes n)
+      : lanes(lanes_for(n.sequences * p.value_heads)),
+        rows(layout, p, lanes),
+        initial(layout.book<double>(lanes * p.key_dim * p.value_dim)),
+        state(layout.book<double>(lanes * p.key_dim * p.value_dim)) {}
+};
+
+// Where sequence n reads and writes.
+struct Place {
+  bool pad = false;
+  std::int64_t read_slot = -1;  // -1: it starts from zero
+
+  Place(const StepArgs& a, const Reader& reader, std::int64_t n) {
+    std::int64_t index = n;
+    if (a.read_slot_stride > 0) {
+      const std::int64_t column = static_cast<std::int64_t>(a.accepted[n]) - 1;
+      pad = column < 0 || column >= a.read_slot_stride;
+      if (pad) return;
+      index = n * a.read_slot_stride + column;
+    }
+    read_slot = reader.initial_slot(n, index);
+    if (a.read_slots == nullptr || a.write_slots == nullptr ||
+        slot_of(a.read_slots, index, n, a.first_slot) >= 0)
+      return;
+    const std::int64_t writes = a.write_slot_stride == 0 ? 1 : reader.length(n);
+    pad = true;
+    for (std::int64_t t = 0; t < writes; ++t) pad = pad && write_slot(a, n, t) < 0;
+  }
+
+  // Of the state after token t, or after the last token.
+  static std::int64_t write_slot(const StepArgs& a, std::int64_t n, std::int64_t t) {
+    return slot_of(a.write_slots, a.write_slot_stride == 0 ? n : n * a.write_slot_stride + t, n,
+                   a.first_slot);
+  }
+};
+
+template <GatePolicy Gate, UpdatePolicy Update>
+class Sequence {
+ public:
+  Sequence(const Problem& p, const StepArgs& a, const Reader& reader, std::int64_t n,
+           std::int64_t head, const Token& x, double* initial, double* state)
+      : p_(p),
+        a_(a),
+        reader_(reader),
+        n_(n),
+        head_(head),
+        x_(x),
+        initial_(initial),
+        state_(state) {}
+
+  void run() {
+    const Place place(a_, reader_, n_);
+    const std::int64_t length = reader_.length(n_);
+    if (place.pad) {
+      for (std::int64_t t = 0; t < length; ++t)
+        zero_row(a_.out, p_.dtype, reader_.offset(a_.out, n_, t, head_), p_.value_dim);
+      return;
+    }
+    // Kept apart from the state: a token's state may go to the slot that it came from, before its
+    // siblings begin.
+    reader_.initial_state(place.read_slot, head_, initial_);
+    std::copy_n(initial_, matrix(), state_);
+    for (std::int64_t t = 0; t < length; ++t) {
+      const std::int64_t parent = parent_of(t);
+      if (parent != t - 1) {
+        std::copy_n(initial_, matrix(), state_);
+        replay(parent);
+      }
+      advance_by(t);
+      store_row(a_.out, p_.dtype, reader_.offset(a_.out, n_, t, head_), p_.value_dim, x_.out);
+      if (a_.write_slot_stride > 0) store(Place::write_slot(a_, n_, t));
+    }
+    if (a_.write_slot_stride == 0) store(Place::write_slot(a_, n_, 0));
+  }
+
+ private:
+  std::int64_t matrix() const { return static_cast<std::int64_t>(p_.key_dim) * p_.value_dim; }
+  std::int64_t parent_of(std::int64_t t) const {
+    return a_.parents == nullptr ? t - 1 : a_.parents[reader_.begin(n_) + t];
+  }
+
+  void advance_by(std::int64_t t) {
+    reader_.token(n_, t, head_, x_);
+    advance<Gate, Update>(x_, p_.key_dim, p_.value_dim, state_);
+  }
+
+  // The tokens from the root down to `last`, instead of a state per token: a tree of a call is
+  // small, and K V doubles for each of its tokens are not. Ancestors are in rising order, so the
+  // next one is the smallest above `done`.
+  void replay(std::int64_t last) {
+    for (std::int64_t done = -1; done < last;) {
+      std::int64_t next = last;
+      while (parent_of(next) != done) next = parent_of(next);
+      advance_by(next);
+      done = next;
+    }
+  }
+
+  void store(std::int64_t slot) {
+    if (a_.final_state.data != nullptr && slot >= 0)
+      store_state(p_, a_.final_state, p_.state_dtype, slot, head_, state_);
+  }
+
+  const Problem& p_;
+  const StepArgs& a_;
+  const Reader& reader_;
+  const std::int64_t n_, head_;
+  const Token& x_;
+  double* const initial_;
+  double* const state_;
+};
+
+}  // namespace
+
+std::size_t recurrent_step_bytes(const Problem& p, Sizes n) {
+  return StepBuffers(p, n).layout.bytes();
+}
+
+void run_recurrent_step(const Problem& p, const StepArgs& a, Workspace workspace, Queue) {
+  const StepBuffers buffers(p, {a.tokens, a.sequences});
+  const Inputs inputs = inputs_of(a);
+  const Reader reader(p, inputs);
+  const std::int64_t matrix = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
+  with_class(p.op, [&]<class Gate, class Update>(Gate, Update) {
+    for_each_unit(a.sequences * p.value_heads, buffers.lanes,
+                  [&](std::int64_t unit, std::int64_t lane) {
+                    const Token x = buffers.rows.in(workspace, lane);
+                    Sequence<Gate, Update>(p, a, reader, unit / p.value_heads, unit % p.value_heads,
+                                           x, buffers.initial.in(workspace) + lane * matrix,
+                                           buffers.state.in(workspace) + lane * matrix)
+                        .run();
+                  });
+  });
+  zero_rows(reader, a.out, p.dtype, a.sequences, reader.surplus(), p.value_heads, p.value_dim);
+}
+
+}  // namespace linattn::cpu

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gates, strengths and norms as kernels read them: the policies of recurrence/gate_input.h chosen
+// at run time. The branches are uniform over the grid; a kernel that minds them asks the policies.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/convert.cuh"
+#include "linattn/plan.h"
+#include "linattn/problem.h"
+#include "recurrence/gate_input.h"
+
+namespace linattn::cuda {
+
+// Log decays of one value head.
+struct GateReader {
+  GateInput input;       // kUnset: no gate
+  const float* dt_bias;  // [K] or [1] of this head; null: 0
+  GateParameters<float> parameters;
+
+  template <class Args>
+  __device__ __forceinline__ static GateReader of(const Problem& problem, const Args& args,
+                                                  std::int64_t value_head) {
+    const bool channel = problem.op.gate == Gate::kChannel;
+    GateReader reader;
+    reader.input = problem.op.gate == Gate::kNone ? GateInput::kUnset : problem.gate_input;
+    reader.dt_bias = args.dt_bias == nullptr
+                         ? nullptr
+                         : args.dt_bias + value_head * (channel ? problem.key_dim : 1);
+    reader.parameters = GateParameters<float>::of(
+        args.a_log == nullptr ? 0.0f : args.a_log[value_head], 0.0f, args.lower_bound);
+    return reader;
+  }
+
+  // g: as in memory; key: its channel, 0 with a gate per head.
+  __device__ __forceinline__ float log_decay(float g, std::int64_t key) const {
+    GateParameters<float> p = parameters;
+    if (dt_bias != nullptr) p.dt_bias = dt_bias[key];
+    switch (input) {
+      case GateInput::kLogDecay:
+        return InputLogDecay::log_decay(g, p);
+      case GateInput::kDecay:
+        return InputDecay::log_decay(g, p);
+      case GateInput::kSoftplus:
+        return InputSoftplus::log_decay(g, p);
+      case GateInput::kBounded:
+        return InputBounded::log_decay(g, p);
+      case GateInput::kUnset:
+        break;
+    }
+    return 0.0f;
+  }
+};
+
+// beta, erase and write as strengths.
+__device__ __forceinline__ float strength(BetaInput input, float x) {
+  switch (input) {
+    case BetaInput::kValue:
+      return BetaValue::strength(x);
+    case BetaInput::kLogit:
+      return BetaLogit::strength(x);
+    case BetaInput::kTwiceLogit:
+      return BetaTwiceLogit::strength(x);
+    case BetaInput::kOne:
+    case BetaInput::kUnset:
+      break;
+  }
+  return 1.0f;
+}
+
+// exp(log_decay) as high + low. Below 1, fp32 counts in steps of 6e-8: one rounded factor per token
+// would make a decay of 1e-6 wrong by 3 %, in the same direction at every token. A decay of 0
+// forgets infinities too, which its product does not: a kernel that meets one clears the state.
+struct Decay {
+  float high, low;
+
+  __device__ __forceinline__ static Decay of(float log_decay) {
+    const float high = expf(log_decay);
+    // high - 1 is exact near 1. Elsewhere the rounding of high is small beside the log decay.
+    const float low = fabsf(log_decay) < 0.5f ? expm1f(log_decay) - (high - 1.0f) : 0.0f;
+    return {high, low};
+  }
+  __device__ __forceinline__ static Decay of(double log_decay) {
+    const double exact = exp(log_decay);
+    const float high = static_cast<float>(exact);
+    return {high, static_cast<float>(exact - high)};
+  }
+  __device__ __forceinline__ float operator()(float x) const { return fmaf(x, high, x * low); }
+};
+
+// A constant per head meets every token with the same error, so it is worth double: once a block.
+template <class Args>
+__device__ __forceinline__ Decay constant_decay(const Problem& problem, const Args& args,
+                                                std::int64_t value_head) {
+  const double g = load(args.g.data, problem.gate_dtype, value_head * args.g.head_stride);
+  const double bias = args.dt_bias == nullptr ? 0.0 : args.dt_bias[value_head];
+  const auto p = GateParameters<double>::of(args.a_log == nullptr ? 0.0 : args.a_log[value_head],
+                                            bias, args.lower_bound);
+  switch (problem.gate_input) {
+    case GateInput::kLogDecay:
+      return Decay::of(InputLogDecay::log_decay(g, p));
+    case GateInput::kDecay:
+      return Decay::of(InputDecay::log_decay(g, p));
+    case GateInput::kSoftplus:
+      return Decay::of(InputSoftplus::log_decay(g, p));
+    case GateInput::kBounded:
+      return Decay::of(InputBounded::log_decay(g, p));
+    case GateInput::kUnset:
+      break;
+  }
+  return {1.0f, 0.0f};
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+  for (int lane = 16; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
+  return x;
+}
+
+// 1 / sqrt(sum x^2 + epsilon) over a whole warp's values, of which each lane has x(0 .. count - 1).
+template <class Value>
+__device__ __forceinline__ float warp_inverse_norm(int count, Value&& x) {
+  float sum = 0;
+  for (int i = 0; i < count; ++i) sum = fmaf(x(i), x(i), sum);
+  sum = warp_sum(sum);
+  if (sum <= 3e38f) return 1.0f / sqrtf(sum + static_cast<float>(kNormEpsilon));
+  // Squares from 1e19 on overflow: scaled by a power of two, beside which epsilon is nothing.
+  constexpr float kScale = 0x1p-70f;
+  sum = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) sum = fmaf(x(i) * kScale, x(i) * kScale, sum);
+  return kScale / sqrtf(warp_sum(sum));
+}
+
+template <int kCount>
+__device__ __forceinline__ float warp_inverse_norm(const float (&x)[kCount]) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum = fmaf(x[i], x[i], sum);
+  sum = warp_sum(sum);
+  if (sum <= 3e38f) return 1.0f / sqrtf(sum + static_cast<float>(kNormEpsilon));
+  constexpr float kScale = 0x1p-70f;
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum = fmaf(x[i] * kScale, x[i] * kScale, sum);
+  return kScale / sqrtf(warp_sum(sum));
+}
+
+}  // namespace linattn::cuda

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a kernel must know of one sequence, read on the device from the call's own arguments, which
+// kernels take by value. Index tensors are not trusted: whatever they hold, rows stay inside the
+// tensors and slots inside the pools, and nothing loops for longer than the counts allow.
+// Overlapping offsets or repeated slots give undefined values, never a bad address.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/convert.cuh"
+#include "linattn/plan.h"
+#include "linattn/problem.h"
+
+namespace linattn::cuda {
+
+inline constexpr std::int64_t kNullSlot = -1;
+
+struct Sequence {
+  std::int64_t index;           // n
+  std::int64_t begin;           // its first row; row begin + t holds its token t
+  std::int64_t length;          // its tokens, 0 or more; begin + length <= T
+  std::int64_t start_position;  // tokens of the whole sequence before this call's
+  std::int64_t read_slot;       // kNullSlot: it starts from zero
+  std::int64_t write_slot;      // kNullSlot: nothing is stored; see token_write_slot for columns
+  bool pad;                     // nothing is computed, its output rows are zero
+};
+
+template <class Args>
+__device__ __forceinline__ std::int64_t load_offset(const Args& args, std::int64_t n) {
+  const std::int64_t offset = args.cu_seqlens_dtype == LINATTN_INT64
+                                  ? static_cast<const std::int64_t*>(args.cu_seqlens)[n]
+                                  : static_cast<const std::int32_t*>(args.cu_seqlens)[n];
+  return offset < 0 ? 0 : (offset > args.tokens ? args.tokens : offset);
+}
+
+// Rows that belong to sequences; those from here to T are zero in every output.
+template <class Args>
+__device__ __forceinline__ std::int64_t used_rows(const Args& args) {
+  return args.cu_seqlens == nullptr ? args.tokens : load_offset(args, args.sequences);
+}
+
+template <class Args>
+__device__ __forceinline__ std::int64_t slot_or_null(const Args& args, std::int64_t id,
+                                                     std::int64_t slots) {
+  return id < args.first_slot || id < 0 || id >= slots ? kNullSlot : id;
+}
+
+// Where the state after the sequence's token t goes, with one column per token (steps only).
+template <class Args>
+__device__ __forceinline__ std::int64_t token_write_slot(const Args& args, std::int64_t n,
+                                                         std::int64_t t) {
+  if (args.final_state.data == nullptr || t >= args.write_slot_stride) return kNullSlot;
+  return slot_or_null(args, args.write_slots[n * args.write_slot_stride + t],
+                      args.final_state.slots);
+}
+
+// 0 <= n < args.sequences.
+template <class Args>
+__device__ __forceinline__ Sequence sequence_of(const Args& args, std::int64_t n) {
+  Sequence s{n, 0, 0, 0, kNullSlot, kNullSlot, false};
+  if (args.cu_seqlens == nullptr) {
+    s.length = args.tokens / args.sequences;
+    s.begin = n * s.length;
+  } else {
+    s.begin = load_offset(args, n);
+    const std::int64_t end = load_offset(args, n + 1);
+    s.length = end > s.begin ? end - s.begin : 0;
+  }
+  if constexpr (requires { args.start_positions; })
+    if (args.start_positions != nullptr) s.start_position = args.start_positions[n];
+
+  bool null_read = false;  // by its id: an absent initial state makes no pad
+  if (args.initial_state.data != nullptr) {
+    std::int64_t column = 0, columns = 1;
+    if constexpr (requires { args.accepted; }) {
+      if (args.read_slot_stride > 0) {
+        columns = args.read_slot_stride;
+        column = static_cast<std::int64_t>(args.accepted[n]) - 1;
+        s.pad = column < 0 || column >= columns;
+        if (s.pad) column = 0;
+      }
+    }
+    const std::int64_t id = args.read_slots == nullptr ? n : args.read_slots[n * columns + column];
+    s.read_slot = slot_or_null(args, id, args.initial_state.slots);
+    if (args.read_slots == nullptr && id < args.initial_state.slots) s.read_slot = id;
+    null_read = args.read_slots != nullptr && s.read_slot == kNullSlot;
+    if (args.has_initial_state != nullptr && args.has_initial_state[n] == 0)
+      s.read_slot = kNullSlot;
+  }
+
+  bool null_write = false;
+  if constexpr (requires { args.final_state; }) {
+    if (args.final_state.data != nullptr) {
+      bool columns = false;
+      if constexpr (requires { args.write_slot_stride; }) columns = args.write_slot_stride > 0;
+      if (columns) {
+        if constexpr (requires { args.write_slot_stride; }) {
+          null_write = true;
+          for (std::int64_t t = 0; null_write && t < s.length && t < args.write_slot_stride; ++t)
+            null_write = token_write_slot(args, n, t) == kNullSlot;
+        }
+      } else if (args.write_slots == nullptr) {
+        if (n < args.final_state.slots) s.write_slot = n;
+      } else {
+        s.write_slot = slot_or_null(args, args.write_slots[n], args.final_state.slots);
+        null_write = s.write_slot == kNullSlot;
+      }
+    }
+  }
+  s.pad = s.pad || (null_read && null_write);
+  if (s.pad) s.read_slot = s.write_slot = kNullSlot;
+  return s;
+}
+
+// Element offset of the sequence's token t in [T, heads, dim], or in [N, T / N, heads, dim].
+template <class Args>
+__device__ __forceinline__ std::int64_t row_offset(const Args& args, const Tensor& tensor,
+                                                   const Sequence& s, std::int64_t t,
+                                                   std::int64_t head) {
+  const std::int64_t rows = args.cu_seqlens == nullptr
+                                ? s.index * tensor.sequence_stride + t * tensor.token_stride
+                                : (s.begin + t) * tensor.token_stride;
+  return rows + head * tensor.head_stride;
+}
+
+// Element offset of a head's matrix in a pool.
+__device__ __forceinline__ std::int64_t matrix_offset(const State& state, std::int64_t slot,
+                                                      std::int64_t head) {
+  return slot * state.slot_stride + head * state.head_stride;
+}
+
+// Element strides of the matrix: one of the two is 1. columns: V, or K for a transition.
+struct MatrixStrides {
+  std::int64_t key, value;
+
+  __device__ __forceinline__ static MatrixStrides of(StateLayout layout, std::int64_t key_dim,
+                                                     std::int64_t columns) {
+    return layout == StateLayout::kKeyValue ? MatrixStrides{columns, 1} : MatrixStrides{1, key_dim};
+  }
+};
+
+}  // namespace linattn::cuda
