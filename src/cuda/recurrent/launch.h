@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/registry.h"
+#include "linattn/plan.h"
+#include "linattn/problem.h"
+
+namespace linattn::cuda {
+
+inline constexpr std::int32_t kRecurrentMaxKeyDim = 512;
+
+// What forward and step can ask together, so that one kernel serves both: each leaves the other's
+// fields at zero. Meanings and shapes as in c.h.
+struct RecurrentArgs {
+  std::size_t size = 0;
+  LINATTN_INPUTS
+  LINATTN_STATE_OUTPUTS
+  // forward
+  const std::int32_t* start_positions = nullptr;
+  State checkpoints{};
+  const std::int32_t* checkpoint_offsets = nullptr;
+  const std::int32_t* checkpoint_positions = nullptr;
+  const std::int32_t* checkpoint_slots = nullptr;
+  State transition{};
+  // step
+  std::int64_t read_slot_stride = 0;
+  const std::int32_t* accepted = nullptr;
+  std::int64_t write_slot_stride = 0;
+  const std::int32_t* parents = nullptr;
+};
+
+// The queue's device is current.
+void launch_recurrent(const Problem& problem, const RecurrentArgs& args, Queue queue);
+
+}  // namespace linattn::cuda

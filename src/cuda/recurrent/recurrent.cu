@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "cuda/common/launch.cuh"
+#include "cuda/recurrent/recurrent.cuh"
+
+namespace linattn::cuda {
+namespace {
+
+template <class Tile>
+void launch_tile(const Problem& problem, const RecurrentArgs& args, Queue queue) {
+  // With parents, beside the staged tokens: the state that every path of the tree starts from.
+  constexpr int kKept =
+      Tile::kKeysPerLane * Tile::kColumnsPerLane * Tile::kThreads * static_cast<int>(sizeof(float));
+  static_assert(sizeof(RecurrentStorage<Tile>) <= 48 * 1024);
+  const auto tiles = [](std::int32_t dim) { return (dim + Tile::kColumns - 1) / Tile::kColumns; };
+  RecurrentParams params{problem,    args,
+                         args.scale, tiles(problem.value_dim),
+                         0,          std::max<std::int64_t>(args.sequences, 1)};
+  if (params.scale == 0) params.scale = 1 / std::sqrt(static_cast<float>(problem.key_dim));
+  if (args.transition.data != nullptr) params.transition_tiles = tiles(problem.key_dim);
+  std::int64_t blocks = static_cast<std::int64_t>(params.value_tiles + params.transition_tiles) *
+                        problem.value_heads * params.sequences;
+  // A block stays on its multiprocessor: no more blocks than the limit occupy no more of them.
+  blocks = std::min<std::int64_t>(
+      blocks, problem.sm_limit > 0 ? problem.sm_limit : std::numeric_limits<std::int32_t>::max());
+  const bool tree = args.parents != nullptr;
+  if (tree) allow_shared_memory<recurrent_kernel<Tile>>(queue.device.index, kKept);
+  launch(recurrent_kernel<Tile>,
+         {dim3(static_cast<unsigned>(blocks)), dim3(Tile::kThreads),
+          static_cast<std::size_t>(tree ? kKept : 0)},
+         queue.stream, params);
+}
+
+}  // namespace
+
+void launch_recurrent(const Problem& problem, const RecurrentArgs& args, Queue queue) {
+  if (args.tokens == 0 && args.sequences == 0) return;
+  if (problem.key_dim <= 64) {
+    launch_tile<RecurrentTile<4>>(problem, args, queue);
+  } else if (problem.key_dim <= 128) {
+    launch_tile<RecurrentTile<8>>(problem, args, queue);
+  } else if (problem.key_dim <= 256) {
+    launch_tile<RecurrentTile<16>>(problem, args, queue);
+  } else {
+    launch_tile<RecurrentTile<32>>(problem, args, queue);
+  }
+}
+
+}  // namespace linattn::cuda

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/recurrent/register.h"
+
+#include <cstring>
+#include <string>
+
+#include "cuda/common/check.h"
+#include "cuda/recurrent/launch.h"
+
+namespace linattn::cuda {
+namespace {
+
+static_assert(offsetof(ForwardArgs, start_positions) == offsetof(RecurrentArgs, start_positions) &&
+              offsetof(StepArgs, read_slot_stride) == offsetof(RecurrentArgs, start_positions));
+
+RecurrentArgs common_args(const void* args) {
+  RecurrentArgs r;
+  std::memcpy(static_cast<void*>(&r), args, offsetof(RecurrentArgs, start_positions));
+  return r;
+}
+
+std::string refusal(const Problem& problem, Device device) {
+  const std::string of_device = device_refusal(device);
+  if (!of_device.empty()) return of_device;
+  if (problem.key_dim > kRecurrentMaxKeyDim)
+    return "key_dim is " + std::to_string(problem.key_dim) + "; a block holds at most " +
+           std::to_string(kRecurrentMaxKeyDim) + " rows of the state";
+  return "";
+}
+
+void run_forward(const Problem& problem, const ForwardArgs& args, Workspace, Queue queue) {
+  RecurrentArgs r = common_args(&args);
+  r.start_positions = args.start_positions;
+  r.checkpoints = args.checkpoints;
+  r.checkpoint_offsets = args.checkpoint_offsets;
+  r.checkpoint_positions = args.checkpoint_positions;
+  r.checkpoint_slots = args.checkpoint_slots;
+  r.transition = args.transition;
+  const DeviceGuard guard(queue.device);
+  launch_recurrent(problem, r, queue);
+}
+
+void run_step(const Problem& problem, const StepArgs& args, Workspace, Queue queue) {
+  RecurrentArgs r = common_args(&args);
+  r.read_slot_stride = args.read_slot_stride;
+  r.accepted = args.accepted;
+  r.write_slot_stride = args.write_slot_stride;
+  r.parents = args.parents;
+  const DeviceGuard guard(queue.device);
+  launch_recurrent(problem, r, queue);
+}
+
+}  // namespace
+
+const Implementation<ForwardArgs> kRecurrentForward{
+    .name = "cuda.recurrent",
+    .refusal = refusal,
+    .run = run_forward,
+};
+
+const Implementation<StepArgs> kRecurrentStep{
+    .name = "cuda.recurrent",
+    .refusal = refusal,
+    .run = run_step,
+};
+
+}  // namespace linattn::cuda

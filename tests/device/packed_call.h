@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A packed call with a pool and slots, on any Memory, whose index tensors a test may rewrite
+// between runs. Where the conformance driver draws valid calls, this one may hold anything.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "linattn/linattn.h"
+#include "support/memory.h"
+#include "support/random.h"
+
+namespace linattn::test {
+
+class PackedCall {
+ public:
+  struct Shape {
+    Problem problem;  // without max_tokens and max_sequences
+    std::int64_t tokens, sequences, slots;
+  };
+
+  PackedCall(Shape shape, Memory& memory) : shape_(complete(shape)), memory_(memory) {
+    const Problem& p = shape_.problem;
+    const std::int64_t t = shape_.tokens, n = shape_.sequences;
+    const std::int64_t heads = p.heads, value_heads = p.value_heads;
+    const std::int64_t gate_dim = p.op.gate == Gate::kChannel ? p.key_dim : 1;
+    forward.tokens = t;
+    forward.sequences = n;
+    forward.q = tensor("q", p.dtype, t, heads, p.key_dim, -.2, .2);
+    forward.k = tensor("k", p.dtype, t, heads, p.key_dim, -.2, .2);
+    forward.v = tensor("v", p.dtype, t, value_heads, p.value_dim, -1, 1);
+    forward.g = tensor("g", p.gate_dtype, t, value_heads, gate_dim, -.5, -.01);
+    if (p.op.update == Update::kDelta)
+      forward.beta = tensor("beta", p.beta_dtype, t, value_heads, 1, 0, 1);
+    forward.out = tensor("out", p.dtype, t, value_heads, p.value_dim, 0, 0);
+    buffer("out").own(p.dtype, 0, t * value_heads * p.value_dim);
+    forward.initial_state = forward.final_state = state("pool");
+    forward.checkpoints = state("checkpoints");
+    forward.cu_seqlens = indices("cu_seqlens", n + 1);
+    forward.read_slots = indices("read_slots", n);
+    forward.write_slots = indices("write_slots", n);
+    forward.start_positions = indices("start_positions", n);
+    forward.checkpoint_offsets = indices("checkpoint_offsets", n + 1);
+    forward.checkpoint_positions = indices("checkpoint_positions", kEntries);
+    forward.checkpoint_slots = indices("checkpoint_slots", kEntries);
+    indices("accepted", n);
+    indices("read_columns", n * kColumns);
+    indices("write_columns", n * kColumns);
+    indices("parents", t);
+  }
+
+  static constexpr std::int64_t kEntries = 8;  // of checkpoints, over all sequences
+  static constexpr std::int64_t kColumns = 4;
+
+  ForwardArgs forward;
+
+  // The step over the same memory: slots by columns and a tree.
+  StepArgs step() {
+    StepArgs s;
+    std::memcpy(static_cast<void*>(&s), &forward, offsetof(ForwardArgs, start_positions));
+    s.size = sizeof s;
+    s.read_slots = pointer("read_columns");
+    s.read_slot_stride = kColumns;
+    s.accepted = pointer("accepted");
+    s.write_slots = pointer("write_columns");
+    s.write_slot_stride = kColumns;
+    s.parents = pointer("parents");
+    return s;
+  }
+
+  const Problem& problem() const { return shape_.problem; }
+  const Shape& shape() const { return shape_; }
+
+  Guarded& buffer(const std::string& name) {
+    for (auto& one : buffers_)
+      if (one->name() == name) return *one;
+    throw std::logic_error("no buffer " + name);
+  }
+  void set(const std::string& name, const std::vector<std::int32_t>& values) {
+    buffer(name).put_bytes(0, values.data(), values.size() * sizeof(std::int32_t));
+    buffer(name).upload();
+  }
+  // All buffers as they were before the run.
+  void upload() {
+    for (auto& one : buffers_) one->upload();
+  }
+  // "" or which byte changed that the call does not own.
+  std::string fetch() {
+    for (auto& one : buffers_)
+      if (std::string fault = one->fetch(); !fault.empty()) return fault;
+    return "";
+  }
+  std::vector<float> values(const std::string& name, DType dtype) {
+    Guarded& from = buffer(name);
+    std::vector<float> all(from.bytes() / size_of(dtype));
+    for (std::size_t i = 0; i < all.size(); ++i)
+      all[i] = from.get(dtype, static_cast<std::int64_t>(i));
+    return all;
+  }
+  Workspace workspace(std::size_t bytes) {
+    if (!scratch_ || scratch_->bytes() != bytes) {
+      scratch_ = std::make_unique<Guarded>(memory_, "workspace", bytes, Poison::kNaN, true);
+      scratch_->upload();
+    }
+    return {scratch_->data(), bytes};
+  }
+
+ private:
+  static Shape complete(Shape shape) {
+    shape.problem.max_tokens = shape.tokens;
+    shape.problem.max_sequences = shape.sequences;
+    if (shape.problem.value_heads == 0) shape.problem.value_heads = shape.problem.heads;
+    return shape;
+  }
+  Guarded& add(const std::string& name, std::size_t bytes, bool owned) {
+    buffers_.push_back(std::make_unique<Guarded>(memory_, name, bytes, Poison::kNaN, owned));
+    return *buffers_.back();
+  }
+  Tensor tensor(const std::string& name, DType dtype, std::int64_t tokens, std::int64_t heads,
+                std::int64_t dim, double low, double high) {
+    const std::int64_t count = tokens * heads * dim;
+    Guarded& to = add(name, static_cast<std::size_t>(count) * size_of(dtype), false);
+    if (low < high)
+      for (std::int64_t i = 0; i < count; ++i)
+        to.put(dtype, i, static_cast<float>(random_.uniform(low, high)));
+    return {to.data(), 0, heads * dim, dim};
+  }
+  State state(const std::string& name) {
+    const Problem& p = shape_.problem;
+    const std::int64_t matrix = std::int64_t{p.key_dim} * p.value_dim;
+    const std::int64_t count = shape_.slots * p.value_heads * matrix;
+    Guarded& to = add(name, static_cast<std::size_t>(count) * size_of(p.state_dtype), true);
+    for (std::int64_t i = 0; i < count; ++i)
+      to.put(p.state_dtype, i, static_cast<float>(random_.uniform(-1, 1)));
+    return {to.data(), shape_.slots, p.value_heads * matrix, matrix};
+  }
+  const std::int32_t* indices(const std::string& name, std::int64_t count) {
+    Guarded& to = add(name, static_cast<std::size_t>(count) * sizeof(std::int32_t), false);
+    const std::vector<std::int32_t> zeros(static_cast<std::size_t>(count));
+    to.put_bytes(0, zeros.data(), to.bytes());
+    return static_cast<const std::int32_t*>(to.data());
+  }
+  const std::int32_t* pointer(const std::string& name) {
+    return static_cast<const std::int32_t*>(buffer(name).data());
+  }
+
+  Shape shape_;
+  Memory& memory_;
+  Random random_{7};
+  std::vector<std::unique_ptr<Guarded>> buffers_;
+  std::unique_ptr<Guarded> scratch_;
+};
+
+// rms(x - ref) / rms(ref).
+inline double distance(const std::vector<float>& x, const std::vector<float>& ref) {
+  double difference = 0, reference = 0;
+  for (std::size_t i = 0; i < ref.size(); ++i) {
+    const double d = static_cast<double>(x.at(i)) - ref[i];
+    difference += std::isfinite(d) ? d * d : 1e300;
+    reference += static_cast<double>(ref[i]) * ref[i];
+  }
+  return std::sqrt(difference / (reference == 0 ? 1 : reference));
+}
+
+}  // namespace linattn::test
