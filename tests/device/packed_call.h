@@ -17,6 +17,20 @@
 
 namespace linattn::test {
 
+// What a PackedCall's shape asks for: two value heads on one key head, K = V = 64.
+inline Problem small_problem(Op op, DType dtype, StateLayout layout) {
+  Problem problem{.op = op,
+                  .dtype = dtype,
+                  .heads = 1,
+                  .value_heads = 2,
+                  .key_dim = 64,
+                  .value_dim = 64,
+                  .gate_input = GateInput::kLogDecay,
+                  .state_layout = layout};
+  if (op.update == Update::kDelta) problem.beta_input = BetaInput::kValue;
+  return problem;
+}
+
 class PackedCall {
  public:
   struct Shape {

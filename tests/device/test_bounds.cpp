@@ -32,19 +32,6 @@ std::vector<std::int32_t> garbage(Random& random, std::size_t count, std::int64_
   return values;
 }
 
-Problem problem_of(Op op, DType dtype) {
-  Problem problem{.op = op,
-                  .dtype = dtype,
-                  .heads = 1,
-                  .value_heads = 2,
-                  .key_dim = 64,
-                  .value_dim = 64,
-                  .gate_input = GateInput::kLogDecay,
-                  .state_layout = StateLayout::kKeyValue};
-  if (op.update == Update::kDelta) problem.beta_input = BetaInput::kValue;
-  return problem;
-}
-
 template <class Args>
 void run_garbage(Pass pass, std::int64_t tokens) {
   constexpr std::int64_t kSequences = 6, kSlots = 9;
@@ -52,7 +39,8 @@ void run_garbage(Pass pass, std::int64_t tokens) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     for (const Op op : {kda, gdn, gla, simple_gla})
       for (const std::string& row : implementations(pass)) {
-        PackedCall call({problem_of(op, dtype), tokens, kSequences, kSlots}, gpu());
+        PackedCall call(
+            {small_problem(op, dtype, StateLayout::kKeyValue), tokens, kSequences, kSlots}, gpu());
         std::unique_ptr<Plan<Args>> plan;
         try {
           plan = std::make_unique<Plan<Args>>(call.problem(), Device::cuda(0), row.c_str());

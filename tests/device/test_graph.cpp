@@ -67,16 +67,7 @@ TEST_P(GraphReplay, FollowsTheContentOfIndexTensors) {
   const DType dtype = GetParam();
   const double most = dtype == DType::kFloat32 ? 2e-6 : 1e-2;
   for (const Op op : {kda, gdn, gla, simple_gla}) {
-    Problem problem{.op = op,
-                    .dtype = dtype,
-                    .heads = 1,
-                    .value_heads = 2,
-                    .key_dim = 64,
-                    .value_dim = 64,
-                    .gate_input = GateInput::kLogDecay,
-                    .state_layout = StateLayout::kValueKey};
-    if (op.update == Update::kDelta) problem.beta_input = BetaInput::kValue;
-    const PackedCall::Shape shape{problem, 200, 5, 12};
+    const PackedCall::Shape shape{small_problem(op, dtype, StateLayout::kValueKey), 200, 5, 12};
     for (const std::string& row : implementations(Pass::kForward)) {
       PackedCall call(shape, gpu());
       std::unique_ptr<ForwardPlan> plan;

@@ -9,6 +9,8 @@
 
 namespace linattn::portable {
 
+inline constexpr int kChunk = 32;  // one anchor in the middle covers 16 tokens of -5 to each side
+
 // A long sequence with few heads is cut into pieces, exactly. Each piece is an affine map of its
 // initial state:
 //   summarise  every piece but the last from a zero state (V columns) and from the identity (K

@@ -65,10 +65,6 @@ __device__ __forceinline__ void fetch_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from starting later loads earlier, which would cost the registers of what
-// stands before.
-__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
-
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

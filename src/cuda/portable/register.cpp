@@ -20,7 +20,6 @@ struct OperandTf32;  // fp16 problems: bf16 has too few digits for them, fp16 to
 namespace {
 
 constexpr int kMaxStages = 4;
-constexpr int kChunkTokens = 32;
 constexpr std::int64_t kPieceTokens =
     256;  // a piece is at least so long: two passes over fewer cost more than they save
 constexpr std::int64_t kSplitBlocks =
@@ -73,9 +72,9 @@ std::string refusal(const Problem& p, Device device) {
     return "key_dim is " + std::to_string(p.key_dim) + "; an even number is needed";
   if (p.value_dim % 2 != 0)
     return "value_dim is " + std::to_string(p.value_dim) + "; an even number is needed";
-  if (p.checkpoint_interval % kChunkTokens != 0)
-    return "checkpoint_interval is " + std::to_string(p.checkpoint_interval) +
-           "; a multiple of 32 is needed";
+  if (p.checkpoint_interval % kChunk != 0)
+    return "checkpoint_interval is " + std::to_string(p.checkpoint_interval) + "; a multiple of " +
+           std::to_string(kChunk) + " is needed";
   const InstanceFacts facts = facts_of(p);
   const int shared = cuda::device_info(device.index).shared_bytes;
   if (stages_that_fit(p, facts, shared) < 1)

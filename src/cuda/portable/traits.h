@@ -11,12 +11,12 @@
 #include <type_traits>
 
 #include "cuda/portable/mma.cuh"
+#include "cuda/portable/params.h"
 #include "cuda/portable/tuning.h"
 
 namespace linattn::portable {
 
-inline constexpr int kChunk = 32;  // one anchor in the middle covers 16 tokens of -5 to each side
-inline constexpr int kGroup = 8;   // tokens of one prepare thread
+inline constexpr int kGroup = 8;  // tokens of one prepare thread
 inline constexpr int kGroups = kChunk / kGroup;
 inline constexpr int kSubChunk = 16;  // of the inverse
 inline constexpr int kPad = 8;        // elements: rows of shared tiles start in different banks
