@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <concepts>
+#include <limits>
 #include <type_traits>
 
 #include "linattn/op.h"
@@ -24,11 +25,15 @@ namespace gate_math {
 
 // On a device fp32 takes the hardware's own exp2 and reciprocal, whose relative error stays below
 // 2e-6 for every x that matters here; tanh would be one instruction, and wrong by several per cent
-// where a decay is slow.
+// where a decay is slow. Both flush below 1e-38.
 template <class Real>
 LINATTN_HOST_DEVICE Real exp_of(Real x) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same_v<Real, float>) return __expf(x);
+  if constexpr (std::is_same_v<Real, float>) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(1.4426950408889634f * x));
+    return out;
+  }
 #endif
   return std::exp(x);
 }
@@ -36,23 +41,27 @@ LINATTN_HOST_DEVICE Real exp_of(Real x) {
 template <class Real>
 LINATTN_HOST_DEVICE Real inverse_of(Real x) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same_v<Real, float>) return __fdividef(1.0f, x);
+  if constexpr (std::is_same_v<Real, float>) {
+    float out;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+  }
 #endif
   return Real(1) / x;
 }
 
-// log(1 + y) for y in [0, 1] as 2 artanh(y / (2 + y)): its series keeps the digits that 1 + y would
-// lose, and stops 2e-7 short at y = 1.
+// log(1 + y) / y for y in [0, 1]. On a device as 2 artanh(z) / y with z = y / (2 + y): its series
+// keeps the digits that 1 + y would lose, and stops 2e-7 short at y = 1.
 template <class Real>
-LINATTN_HOST_DEVICE Real log1p_of(Real y) {
+LINATTN_HOST_DEVICE Real log1p_ratio(Real y) {
 #if defined(__CUDA_ARCH__)
   if constexpr (std::is_same_v<Real, float>) {
-    const float z = y * inverse_of(2.0f + y), s = z * z;
+    const float inverse = inverse_of(2.0f + y), z = y * inverse, s = z * z;
     const float tail = fmaf(s, fmaf(s, fmaf(s, 1.0f / 11, 1.0f / 9), 1.0f / 7), 1.0f / 5);
-    return 2.0f * z * fmaf(s, fmaf(s, tail, 1.0f / 3), 1.0f);
+    return 2.0f * inverse * fmaf(s, fmaf(s, tail, 1.0f / 3), 1.0f);
   }
 #endif
-  return std::log1p(y);
+  return y == Real(0) ? Real(1) : std::log1p(y) / y;
 }
 
 }  // namespace gate_math
@@ -64,11 +73,6 @@ LINATTN_HOST_DEVICE Real sigmoid(Real x) {
   return gate_math::inverse_of(Real(1) + gate_math::exp_of(-x));
 }
 
-template <class Real>
-LINATTN_HOST_DEVICE Real softplus(Real x) {
-  return (x > Real(0) ? x : Real(0)) + gate_math::log1p_of(gate_math::exp_of(x > Real(0) ? -x : x));
-}
-
 // Norms of q and k: x / sqrt(sum x^2 + epsilon); the epsilon is on the sum, inside the root.
 inline constexpr double kNormEpsilon = 1e-6;
 
@@ -76,12 +80,13 @@ inline constexpr double kNormEpsilon = 1e-6;
 template <class Real>
 struct GateParameters {
   Real a_log = 0;
-  Real rate = 1;  // exp(a_log)
+  Real rate = 1;  // exp(a_log), at most the largest number: it leaves 0 at 0
   Real dt_bias = 0;
   Real lower_bound = 0;
 
   LINATTN_HOST_DEVICE static GateParameters of(Real a_log, Real dt_bias, Real lower_bound) {
-    return {a_log, std::exp(a_log), dt_bias, lower_bound};
+    const Real rate = std::exp(a_log), largest = std::numeric_limits<Real>::max();
+    return {a_log, rate < largest ? rate : largest, dt_bias, lower_bound};
   }
 };
 
@@ -119,22 +124,23 @@ struct InputDecay {
 
 // -exp(A_log) softplus(x).
 struct InputSoftplus {
-  // Below it softplus(x) is exp(x) to the last bit, and exp(A_log + x) cannot meet infinity times
-  // zero.
-  static constexpr double kExponential = -40;
-
+  // By softplus(x) = max(x, 0) + log(1 + y), y = exp(-|x|). The second term takes exp(A_log) into
+  // its exponent, where a huge rate and a tiny y cannot meet as infinity times zero.
   template <class Real>
   LINATTN_HOST_DEVICE static Real log_decay(Real g, const GateParameters<Real>& p) {
-    const Real x = g + p.dt_bias;
-    return x < Real(kExponential) ? -gate_math::exp_of(p.a_log + x) : -p.rate * softplus(x);
+    const Real x = g + p.dt_bias, size = x > Real(0) ? x : -x;
+    const Real small =
+        gate_math::exp_of(p.a_log - size) * gate_math::log1p_ratio(gate_math::exp_of(-size));
+    return -(p.rate * (x > Real(0) ? x : Real(0)) + small);
   }
   template <class Real>
   LINATTN_HOST_DEVICE static GateGradient<Real> gradient(Real dlog_decay, Real g,
                                                          const GateParameters<Real>& p) {
     if (dlog_decay == Real(0)) return {};  // also where the decay is 0 and its logarithm infinite
     const Real x = g + p.dt_bias;
+    const Real y = gate_math::exp_of(x > Real(0) ? -x : x);
     const Real slope =
-        x < Real(kExponential) ? -gate_math::exp_of(p.a_log + x) : -p.rate * sigmoid(x);
+        -(x > Real(0) ? p.rate : gate_math::exp_of(p.a_log + x)) * gate_math::inverse_of(1 + y);
     return {dlog_decay * slope, dlog_decay * log_decay(g, p)};
   }
 };
@@ -157,11 +163,9 @@ struct InputBounded {
   }
 
  private:
-  // 0 stays 0 when the rate overflows.
   template <class Real>
   LINATTN_HOST_DEVICE static Real scaled(Real g, const GateParameters<Real>& p) {
-    const Real x = g + p.dt_bias;
-    return x == Real(0) ? Real(0) : p.rate * x;
+    return p.rate * (g + p.dt_bias);
   }
 };
 

@@ -55,13 +55,15 @@ __device__ __forceinline__ std::int64_t token_write_slot(const Args& args, std::
                       args.final_state.slots);
 }
 
-// 0 <= n < args.sequences.
+// 0 <= n < args.sequences. length: of every sequence if there is no cu_seqlens; the division takes
+// a hundred instructions.
 template <class Args>
-__device__ __forceinline__ Sequence sequence_of(const Args& args, std::int64_t n) {
+__device__ __forceinline__ Sequence sequence_of(const Args& args, std::int64_t n,
+                                                std::int64_t length) {
   Sequence s{n, 0, 0, 0, kNullSlot, kNullSlot, false};
   if (args.cu_seqlens == nullptr) {
-    s.length = args.tokens / args.sequences;
-    s.begin = n * s.length;
+    s.length = length;
+    s.begin = n * length;
   } else {
     s.begin = load_offset(args, n);
     const std::int64_t end = load_offset(args, n + 1);
@@ -111,6 +113,11 @@ __device__ __forceinline__ Sequence sequence_of(const Args& args, std::int64_t n
   s.pad = s.pad || (null_read && null_write);
   if (s.pad) s.read_slot = s.write_slot = kNullSlot;
   return s;
+}
+
+template <class Args>
+__device__ __forceinline__ Sequence sequence_of(const Args& args, std::int64_t n) {
+  return sequence_of(args, n, args.cu_seqlens == nullptr ? args.tokens / args.sequences : 0);
 }
 
 // Element offset of the sequence's token t in [T, heads, dim], or in [N, T / N, heads, dim].

@@ -4,231 +4,318 @@
 // inverse off the state's chain:  state += x^T R,  out += p R  with R = beta v - k S.
 #pragma once
 
-#include "cuda/portable/prepare.cuh"
-#include "cuda/portable/traits.h"
+#include <type_traits>
+
+#include "cuda/portable/mma.cuh"
+#include "cuda/portable/stage.cuh"
 
 namespace linattn::portable {
 
-inline constexpr int kLowerPitch = kChunk + 4;  // 16-byte rows whose starts differ in banks
-inline constexpr int kMergePitch = kSubChunk + 4;
+// 2^x; the hardware's own, 2 units in the last place.
+__device__ __forceinline__ float exp2_of(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+template <class OperandPolicy, int kKeyDimPadded, class GatePolicy, class UpdatePolicy>
+struct PrepareTraits {
+  using Operand = OperandPolicy;
+  using Type = typename Operand::Type;
+  using Gate = GatePolicy;
+  using Update = UpdatePolicy;
+  using Stage = portable::Stage<Operand, kKeyDimPadded, Update>;
+  using Rows = typename Stage::Rows;
+
+  static constexpr int kKeyDim = kKeyDimPadded;
+  static constexpr int kTokens = 4;  // of a thread, and 8 channels
+  static constexpr int kGroups = kChunk / kTokens;
+  static constexpr int kOctets = kKeyDim / 8;
+  static constexpr int kThreads = kGroups * kOctets;
+  static_assert(kThreads == kKeyDim && kOctets <= 32);
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kBlocks =  // per multiprocessor, by registers
+      kKeyDim == 256 ? 2 : (Gate::kPerChannel ? 512 : 640) / kKeyDim;
+  static constexpr int kPitch = kChunk + 4;  // 16-byte rows whose starts differ in banks
+
+  // A gate per head leaves k as it came: its norm and decay go into the inverse, if there is one.
+  static constexpr bool kFactorInInverse = !Gate::kPerChannel && Update::kReadsState;
+
+  struct Shared {
+    alignas(16) Type k[kChunk * kKeyDim];      // [C, K] left operand of A_kk
+    alignas(16) Type q[kChunk * kKeyDim];      // [C, K] left operand of A_qk
+    alignas(16) Type right[kChunk * kKeyDim];  // [C, K] right operand of both
+    alignas(16) Type a_qk[kChunk * kChunk];
+    alignas(16) Type inverse_t[kChunk * kChunk];                         // transposed
+    alignas(16) Type inverse_x[kFactorInInverse ? kChunk * kChunk : 8];  // the same, times factors
+    alignas(16) float lower[kChunk * kPitch];                            // A_kk, strictly lower
+    alignas(16) float x_scale[kKeyDim];
+    alignas(16) float anchor[Gate::kPerChannel ? kKeyDim : 1];
+    alignas(16) float before[Gate::kPerChannel ? kGroups : 1][Gate::kPerChannel ? kKeyDim : 1];
+    alignas(16) float beta[kChunk];
+    // Of a gate per head:
+    float cumulative[kChunk];     // G
+    float row_factor[2][kChunk];  // on rows of A_kk and A_qk
+    float column_factor[kChunk];  // on their columns
+    float right_factor[kChunk];   // on k in x
+
+    // [C, K] G of the safe route, which has no use for left operands.
+    __device__ float* all_decays() { return reinterpret_cast<float*>(k); }
+  };
+};
 
 template <class Traits>
 struct Intra {
   using Operand = typename Traits::Operand;
   using Type = typename Traits::Type;
+  using Piece = typename Operand::Piece;
+  using A = typename Operand::A;
   using Gate = typename Traits::Gate;
   using Update = typename Traits::Update;
-  static constexpr int kPitch = Traits::kPitch;
-  static constexpr int kWarps = Traits::kPrepareWarps;
+  using Rows = typename Traits::Rows;
+  using Channels = typename Traits::Stage::Channels;
+  using Shared = typename Traits::Shared;
+  using Stage = typename Traits::Stage;
 
-  typename Traits::Scratch& scratch;
-  typename Traits::Stage& stage;
-  int warp, lane;
+  Shared& shared;
+  Stage& stage;
+  int thread;
 
-  // Where A_qk goes: without an inverse it is p itself.
-  __device__ __forceinline__ Type* a_qk() const {
-    if constexpr (Update::kReadsState) return scratch.a_qk;
-    return stage.p;
-  }
-  __device__ __forceinline__ auto keys() const -> const Type* {
-    if constexpr (Gate::kPerChannel) return scratch.right;
-    return stage.k;
-  }
-
-  __device__ __forceinline__ void barrier() const {
-    barrier_sync(kPrepareBarrier, Traits::kPrepareThreads);
-  }
+  __device__ __forceinline__ int warp() const { return thread / 32; }
+  __device__ __forceinline__ int lane() const { return thread % 32; }
+  __device__ __forceinline__ int row() const { return thread % 32 / 4; }
+  __device__ __forceinline__ int piece() const { return thread % 4; }
 
   // A_kk and A_qk by tensor cores; above the diagonal selected away, whatever it holds. A job is 16
-  // x 16 of one of them.
+  // rows of one of them.
   __device__ __forceinline__ void scores() const {
-    constexpr int kBlocks = 3, kJobs = Update::kReadsState ? 2 * kBlocks : kBlocks;
-    for (int job = warp; job < kJobs; job += kWarps) {
-      const bool of_q = job < kBlocks;
-      const int block = job % kBlocks, i0 = block == 0 ? 0 : 16, j0 = block == 2 ? 16 : 0;
-      const Type* left = (of_q ? stage.q : stage.k) + i0 * kPitch;
-      Accumulator score[2] = {};
-#pragma unroll 4
-      for (int c = 0; c < Traits::kKeyDim; c += 16) {
-        const typename Operand::A a = Operand::load_a(left + c, kPitch, lane);
-        typename Operand::B b[2];
-        Operand::load_b(b, keys() + j0 * kPitch + c, kPitch, lane);
-        Operand::mma(score[0], a, b[0]);
-        Operand::mma(score[1], a, b[1]);
+    constexpr int kJobs = Update::kReadsState ? 4 : 2;
+#pragma unroll 1
+    for (int job = warp(); job < kJobs; job += Traits::kWarps) {
+      const bool of_q = job < 2;
+      const Type* left = of_q ? shared.q : shared.k;
+      const int tile = job % 2, j0 = 8 * piece();
+      Accumulator score[4] = {};
+#pragma unroll
+      for (int b = 0; b < Stage::kBlocks; ++b) {
+        const A a[2] = {Operand::template load_a<Rows>(left + b * Rows::kBlock, tile, 0, lane()),
+                        Operand::template load_a<Rows>(left + b * Rows::kBlock, tile, 1, lane())};
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          const Piece keys =
+              Operand::template load_b<Rows>(shared.right + b * Rows::kBlock, t, lane());
+          Operand::mma(score[t], a[0], keys, 0);
+          Operand::mma(score[t], a[1], keys, 1);
+        }
       }
 #pragma unroll
-      for (int side = 0; side < 2; ++side)
+      for (int lower = 0; lower < 2; ++lower) {
+        const int i = permuted(2 * tile + lower, row());
+        float x[8];
+        gather(score, lower, x);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int i = i0 + lane / 4 + e / 2 * 8, j = j0 + 8 * side + lane % 4 * 2 + e % 2;
-          float value = score[side].c[e];
+        for (int e = 0; e < 8; ++e) {
+          const int j = j0 + e;
+          // Exponents of i >= j only: at most 0.
           if constexpr (!Gate::kPerChannel)
-            value *= j <= i ? exp2_of(scratch.cumulative[i] - scratch.cumulative[j]) *
-                                  scratch.row_factor[of_q][i] * scratch.column_factor[j]
-                            : 0.0f;  // exponents of i >= j only: at most 0
-          if (of_q) {
-            a_qk()[i * Traits::kChunkPitch + j] = Operand::round(j <= i ? value : 0.0f);
-          } else {
-            scratch.lower[i * kLowerPitch + j] = j < i ? value : 0.0f;
-          }
+            x[e] *= j <= i ? exp2_of(shared.cumulative[i] - shared.cumulative[j]) *
+                                 shared.row_factor[of_q][i] * shared.column_factor[j]
+                           : 0.0f;
+          x[e] = j < i || (of_q && j == i) ? x[e] : 0.0f;
         }
-    }
-  }
-
-  // The safe route of a gate per channel: each score from differences of G, which are at most 0
-  // where they count. A warp takes a row i and four columns at a time; lanes are channels.
-  __device__ __noinline__ void elementwise_scores() const {
-    constexpr int kPairs = Traits::kKeyDim / 64, kColumns = 4;
-    for (int job = warp; job < kChunk * kChunk / kColumns; job += kWarps) {
-      const int i = job / (kChunk / kColumns), j0 = job % (kChunk / kColumns) * kColumns;
-      if (j0 > i) continue;
-      float score[2 * kColumns] = {};  // kk, then qk
-#pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        const int c = pair * 64 + 2 * lane;
-        const float2 q = load_pair(&stage.q[i * kPitch + c]),
-                     k = load_pair(&stage.k[i * kPitch + c]);
-        const float2 g = load_pair(&scratch.cumulative[i * Traits::kGatePitch + c]);
-#pragma unroll
-        for (int e = 0; e < kColumns; ++e) {
-          const float2 right = load_pair(&scratch.right[(j0 + e) * kPitch + c]);
-          const float2 h = load_pair(&scratch.cumulative[(j0 + e) * Traits::kGatePitch + c]);
-          const float x = right.x * exp2_of(g.x - h.x), y = right.y * exp2_of(g.y - h.y);
-          score[e] += k.x * x + k.y * y;
-          score[kColumns + e] += q.x * x + q.y * y;
+        if (of_q) {
+          Rows::store(shared.a_qk + Rows::place(i, piece()), Operand::round(x));
+        } else {
+          float4* to = reinterpret_cast<float4*>(&shared.lower[i * Traits::kPitch + j0]);
+          to[0] = make_float4(x[0], x[1], x[2], x[3]);
+          to[1] = make_float4(x[4], x[5], x[6], x[7]);
         }
-      }
-#pragma unroll
-      for (int e = 0; e < 2 * kColumns; ++e) score[e] = cuda::warp_sum(score[e]);
-      if (lane < kColumns) {
-        float kk = 0, qk = 0;
-#pragma unroll
-        for (int e = 0; e < kColumns; ++e) {
-          kk = lane == e ? score[e] : kk;
-          qk = lane == e ? score[kColumns + e] : qk;
-        }
-        const int j = j0 + lane;
-        a_qk()[i * Traits::kChunkPitch + j] = Operand::round(j <= i ? qk : 0.0f);
-        if constexpr (Update::kReadsState) scratch.lower[i * kLowerPitch + j] = j < i ? kk : 0.0f;
       }
     }
   }
 
-  // (I + A_kk)^-1 in fp32: substitution in the two diagonal blocks, then the block below them.
-  // Doubling would cancel binomial numbers where keys repeat.
+  // The safe route of a gate per channel, from undecayed operands and G: blocks of 8 x 8 tokens by
+  // tensor cores, anchored at the last token before the rows, so that both exponents are at most 0;
+  // blocks on the diagonal token by token. Both are exact for every gate that decays.
+  __device__ __noinline__ static void safe_scores(Shared& shared, Stage& stage, int thread) {
+    const float* decays = shared.all_decays();
+    const int row = thread % 32 / 4, piece = thread % 4;
+    const auto decays_of = [&](int token, int octet, float (&g)[8]) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) g[i] = decays[token * Traits::kKeyDim + 8 * octet + i];
+    };
+    for (int unit = thread; unit < kChunk * kChunk * static_cast<int>(sizeof(Type)) / 16;
+         unit += Traits::kThreads)
+      reinterpret_cast<uint4*>(shared.a_qk)[unit] = uint4{0, 0, 0, 0};
+    __syncthreads();
+
+    // Rows 8 I .. 8 I + 7 of both: A's upper half is k, its lower half q.
+    constexpr int kBlocks = kChunk / 8;
+#pragma unroll 1
+    for (int job = thread / 32; job < kBlocks * kBlocks; job += Traits::kWarps) {
+      const int rows = job / kBlocks, columns = job % kBlocks;
+      if (columns >= rows) continue;
+      const int i = 8 * rows + row, j = 8 * columns + row;
+      Accumulator score{};
+#pragma unroll 1
+      for (int b = 0; b < Stage::kBlocks; ++b) {
+        float anchor[8], g[8], x[8];
+        decays_of(8 * rows - 1, 4 * b + piece, anchor);
+        const auto decayed = [&](const Type* matrix, int token, float sign) {
+          Operand::widen(Rows::load(matrix + b * Rows::kBlock + Rows::place(token, piece)), x);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) x[e] *= exp2_of(sign * (g[e] - anchor[e]));
+          return Operand::round(x);
+        };
+        decays_of(i, 4 * b + piece, g);
+        Piece top{};
+        if constexpr (Update::kReadsState) top = decayed(stage.k, i, 1.0f);
+        const Piece bottom = decayed(stage.q, i, 1.0f);
+        decays_of(j, 4 * b + piece, g);
+        const Piece keys = decayed(shared.right, j, -1.0f);
+        Operand::mma(score, Operand::to_a(top, bottom, 0), keys, 0);
+        Operand::mma(score, Operand::to_a(top, bottom, 1), keys, 1);
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        put_scores(shared, i, 8 * columns + 2 * piece + e, score.c[e], score.c[2 + e]);
+    }
+
+    // A group of lanes takes a row, a lane 8 channels.
+    const int octet = thread % Traits::kOctets;
+    const auto row_of = [&](const Type* matrix, int token, float (&x)[8]) {
+      Operand::widen(Rows::load(matrix + octet / 4 * Rows::kBlock + Rows::place(token, octet % 4)),
+                     x);
+    };
+#pragma unroll 1
+    for (int i = thread / Traits::kOctets; i < kChunk; i += Traits::kGroups) {
+      float k[8] = {}, q[8], g[8];
+      if constexpr (Update::kReadsState) row_of(stage.k, i, k);
+      row_of(stage.q, i, q);
+      decays_of(i, octet, g);
+      const int last = __reduce_max_sync(0xffffffffu, i);  // a warp's rows, all in one block
+#pragma unroll 1
+      for (int j = i / 8 * 8; j <= last; ++j) {
+        float right[8], h[8], kk = 0, qk = 0;
+        row_of(shared.right, j, right);
+        decays_of(j, octet, h);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float x = right[e] * exp2_of(g[e] - h[e]);
+          kk = fmaf(k[e], x, kk);
+          qk = fmaf(q[e], x, qk);
+        }
+#pragma unroll
+        for (int distance = Traits::kOctets / 2; distance > 0; distance /= 2) {
+          kk += __shfl_xor_sync(0xffffffffu, kk, distance);
+          qk += __shfl_xor_sync(0xffffffffu, qk, distance);
+        }
+        if (octet == 0 && j <= i) put_scores(shared, i, j, kk, qk);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void put_scores(Shared& shared, int i, int j, float kk,
+                                                    float qk) {
+    shared.lower[i * Traits::kPitch + j] = kk;  // its diagonal is never read
+    constexpr int kElements = Rows::kUnitElements;
+    shared.a_qk[Rows::place(i, j / 8) + j % 8 / kElements * Rows::kPlane + j % kElements] =
+        Operand::round(qk);
+  }
+
+  // (I + A_kk)^-1 in fp32 by substitution, a lane a column. Doubling would cancel binomial numbers
+  // where keys repeat. Without a read of the state it is the identity.
   __device__ __forceinline__ void invert() const {
-    if (warp == 0) {  // lane: a column of one of the two blocks
-      const int base = lane / kSubChunk * kSubChunk, column = lane % kSubChunk;
-      float x[kSubChunk];
+    if (warp() != static_cast<int>(blockIdx.x) % Traits::kWarps) return;
+    const int column = thread % 32;
+    float x[kChunk];
 #pragma unroll
-      for (int i = 0; i < kSubChunk; ++i) {
-        const float* row = scratch.lower + (base + i) * kLowerPitch + base;
-        float sum = i == column ? 1.0f : 0.0f;
+    for (int i = 0; i < kChunk; ++i) {
+      x[i] = i == column ? 1.0f : 0.0f;
+      if constexpr (Update::kReadsState) {
+        float sum[2] = {x[i], 0};
 #pragma unroll
         for (int l = 0; l < i; l += 4) {
-          const float4 four = *reinterpret_cast<const float4*>(row + l);
-          sum = fmaf(-four.x, x[l], sum);
-          if (l + 1 < i) sum = fmaf(-four.y, x[l + 1], sum);
-          if (l + 2 < i) sum = fmaf(-four.z, x[l + 2], sum);
-          if (l + 3 < i) sum = fmaf(-four.w, x[l + 3], sum);
+          const float4 four =
+              *reinterpret_cast<const float4*>(&shared.lower[i * Traits::kPitch + l]);
+          sum[0] = fmaf(-four.x, x[l], sum[0]);
+          if (l + 1 < i) sum[1] = fmaf(-four.y, x[l + 1], sum[1]);
+          if (l + 2 < i) sum[0] = fmaf(-four.z, x[l + 2], sum[0]);
+          if (l + 3 < i) sum[1] = fmaf(-four.w, x[l + 3], sum[1]);
         }
-        x[i] = sum;
-      }
-#pragma unroll
-      for (int i = 0; i < kSubChunk; ++i)
-        scratch.inverse[(base + i) * kLowerPitch + base + column] = x[i];
-    }
-    barrier();
-    constexpr int kElements = kSubChunk * kSubChunk;
-    for (int e = warp * 32 + lane; e < kElements; e += Traits::kPrepareThreads) {
-      const int i = e / kSubChunk, j = e % kSubChunk;
-      float sum = 0;
-#pragma unroll
-      for (int l = 0; l < kSubChunk; ++l)
-        sum = fmaf(scratch.lower[(kSubChunk + i) * kLowerPitch + l],
-                   scratch.inverse[l * kLowerPitch + j], sum);
-      scratch.merge[i * kMergePitch + j] = sum;
-    }
-    barrier();
-    for (int e = warp * 32 + lane; e < 3 * kElements; e += Traits::kPrepareThreads) {
-      const int block = e / kElements, i = e % kElements / kSubChunk, j = e % kSubChunk;
-      float value;
-      if (block == 2) {
-        value = 0;
-#pragma unroll
-        for (int l = 0; l < kSubChunk; ++l)
-          value = fmaf(-scratch.inverse[(kSubChunk + i) * kLowerPitch + kSubChunk + l],
-                       scratch.merge[l * kMergePitch + j], value);
-        put_inverse(kSubChunk + i, j, value);
-      } else {
-        put_inverse(block * kSubChunk + i, block * kSubChunk + j,
-                    scratch.inverse[(block * kSubChunk + i) * kLowerPitch + block * kSubChunk + j]);
+        x[i] = sum[0] + sum[1];
       }
     }
-    barrier();
-  }
-
-  __device__ __forceinline__ void put_inverse(int i, int j, float value) const {
-    scratch.inverse_t[j * Traits::kChunkPitch + i] = Operand::round(value);
-    if constexpr (!Gate::kPerChannel)
-      scratch.inverse_x[j * Traits::kChunkPitch + i] =
-          Operand::round(value * scratch.right_factor[i]);
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      float y[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) y[e] = x[8 * part + e];
+      Rows::store(shared.inverse_t + Rows::place(column, part), Operand::round(y));
+      if constexpr (Traits::kFactorInInverse) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) y[e] *= shared.right_factor[8 * part + e];
+        Rows::store(shared.inverse_x + Rows::place(column, part), Operand::round(y));
+      }
+    }
   }
 
   // x = inverse^T k and p = A_qk inverse.
   __device__ __forceinline__ void products() const {
-    constexpr int kTiles = Traits::kKeyDim / 16;
-    const Type* left = scratch.inverse_t;
-    if constexpr (!Gate::kPerChannel) left = scratch.inverse_x;
-    for (int tile = warp; tile < 2 * kTiles + 2; tile += kWarps) {
-      const bool of_x = tile < 2 * kTiles;
-      const int m = of_x ? tile % 2 * 16 : (tile - 2 * kTiles) * 16;
-      const int c = of_x ? tile / 2 * 16 : 0;
-      if (of_x) {
-        Accumulator x[2] = {};
+    const auto columns_of = [&](const Type* transposed, Piece(&columns)[4]) {
 #pragma unroll
-        for (int depth = 0; depth < kChunk; depth += 16) {
-          if (m > depth) continue;  // the transposed inverse is upper triangular
-          const typename Operand::A a =
-              Operand::load_a(left + m * Traits::kChunkPitch + depth, Traits::kChunkPitch, lane);
-          typename Operand::B b[2];
-          Operand::load_b_deep(b, keys() + depth * kPitch + c, kPitch, lane);
-          Operand::mma(x[0], a, b[0]);
-          Operand::mma(x[1], a, b[1]);
-        }
+      for (int t = 0; t < 4; ++t)
+        columns[t] =
+            Rows::load(transposed + Rows::place(permuted(0, row()), piece()) + 2 * t * Rows::kRow);
+    };
+    Piece inverse[4];
+    if constexpr (Traits::kFactorInInverse) {
+      columns_of(shared.inverse_x, inverse);
+    } else {
+      columns_of(shared.inverse_t, inverse);
+    }
 #pragma unroll
-        for (int side = 0; side < 2; ++side) {
-          const int channel = c + 8 * side + lane % 4 * 2, row = m + lane / 4;
-          float2 by = make_float2(1, 1);
-          if constexpr (Gate::kPerChannel)
-            by = *reinterpret_cast<const float2*>(&scratch.x_scale[channel]);
-          Operand::store_pair(&stage.x[row * kPitch + channel], x[side].c[0] * by.x,
-                              x[side].c[1] * by.y);
-          Operand::store_pair(&stage.x[(row + 8) * kPitch + channel], x[side].c[2] * by.x,
-                              x[side].c[3] * by.y);
-        }
-      } else {
+    for (int tile = warp(); tile < Traits::kKeyDim / 16; tile += Traits::kWarps) {
+      Accumulator product[4] = {};
 #pragma unroll
-        for (int n = 0; n < kChunk; n += 16) {
-          Accumulator out[2] = {};
+      for (int half = 0; half < 2; ++half) {
+        const A a = Operand::template load_a_transposed<Rows>(
+            shared.right + tile / 2 * Rows::kBlock, tile, half, lane());
 #pragma unroll
-          for (int depth = 0; depth < kChunk; depth += 16) {
-            const typename Operand::A a = Operand::load_a(
-                scratch.a_qk + m * Traits::kChunkPitch + depth, Traits::kChunkPitch, lane);
-            typename Operand::B b[2];
-            Operand::load_b(b, scratch.inverse_t + n * Traits::kChunkPitch + depth,
-                            Traits::kChunkPitch, lane);
-            Operand::mma(out[0], a, b[0]);
-            Operand::mma(out[1], a, b[1]);
-          }
-#pragma unroll
-          for (int side = 0; side < 2; ++side) {
-            Type* at = &stage.p[(m + lane / 4) * Traits::kChunkPitch + n + 8 * side + lane % 4 * 2];
-            Operand::store_pair(at, out[side].c[0], out[side].c[1]);
-            Operand::store_pair(at + 8 * Traits::kChunkPitch, out[side].c[2], out[side].c[3]);
-          }
-        }
+        for (int t = 0; t < 4; ++t) Operand::mma(product[t], a, inverse[t], half);
       }
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        const int channel = 16 * tile + row() + 8 * lower;
+        const float scale = shared.x_scale[channel];
+        float x[8];
+        gather(product, lower, x);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] *= scale;
+        if constexpr (!Gate::kPerChannel && !Update::kReadsState) {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) x[e] *= shared.right_factor[8 * piece() + e];
+        }
+        Channels::store(stage.x + Channels::place(channel, piece()), Operand::round(x));
+      }
+    }
+    if (warp() >= 2) return;
+    columns_of(shared.inverse_t, inverse);
+    const int i = 16 * warp() + row();
+    const Piece top = Rows::load(shared.a_qk + Rows::place(i, piece())),
+                bottom = Rows::load(shared.a_qk + Rows::place(i + 8, piece()));
+    Accumulator product[4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const A a = Operand::to_a(top, bottom, half);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) Operand::mma(product[t], a, inverse[t], half);
+    }
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+      float x[8];
+      gather(product, lower, x);
+      Rows::store(stage.p + Rows::place(i + 8 * lower, piece()), Operand::round(x));
     }
   }
 };

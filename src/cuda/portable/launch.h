@@ -3,28 +3,43 @@
 // What register.cpp sees of the kernels: no device code.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "cuda/common/check.h"
 #include "cuda/portable/params.h"
-#include "linattn/plan.h"
 
 namespace linattn::portable {
 
 // Facts of one instance, for planning.
-struct InstanceFacts {
+struct PrepareFacts {
+  std::size_t shared_bytes;
+  std::size_t erase_bytes;  // more, for gdn2
+  std::size_t stage_bytes;  // of one chunk and value head, in the workspace
+};
+
+struct ScanFacts {
   int value_block, blocks_per_multiprocessor;
-  std::size_t scratch_bytes, stage_bytes;
-  std::size_t strength_bytes;  // gdn2 only
+  std::size_t buffer_bytes;    // shared memory of one chunk
+  std::size_t exchange_bytes;  // and of the block
+  std::size_t strength_bytes;  // more, for gdn2
 };
 
 // Operand: OperandBf16 or OperandTf32; kKeyDim: padded key dim; Gate, Update: the policies of
 // recurrence/.
 template <class Operand, int kKeyDim, class Gate, class Update>
-struct ForwardInstance {
-  static InstanceFacts facts();
-  static void launch(const ForwardParams& params, std::int64_t blocks, int device, Stream stream);
+struct PrepareInstance {
+  static PrepareFacts facts();
+  static void launch(const ForwardParams& params, int device, Stream stream);
+};
+
+template <class Operand, int kKeyDim, class Update>
+struct ScanInstance {
+  static ScanFacts facts();
+  static void launch(const ForwardParams& params, int device, Stream stream);
 };
 
 // State at the start of every piece, from the pieces' summaries.
-void launch_fold(const ForwardParams& params, Stream stream);
+void launch_fold(const ForwardParams& params, int device, Stream stream);
 
 }  // namespace linattn::portable

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One warp's tensor-core products by mma.sync, for two kinds of operand: bf16 (m16n8k16) and tf32
-// (two m16n8k8). Both are used as products of depth 16. Fragments, with lane = 4 * row + pair:
+// (two m16n8k8). Both are used as products of depth 16. Fragments, with lane = 4 * row + piece:
 //
-//   Accumulator [16, 8]   c[0], c[1]: (row, 2 pair), (row, 2 pair + 1);   c[2], c[3]: the same of
-//   row + 8
+//   Accumulator [16, 8]   c[0], c[1]: (row, 2 piece), (row, 2 piece + 1);   c[2], c[3]: row + 8
 //
-// Where tf32 wants its depth as (pair, pair + 4), it gets (2 pair, 2 pair + 1) from both operands:
-// the order of a sum's terms is free, and so an accumulator becomes an operand without leaving its
-// registers, as with bf16.
+// The order of a sum's terms is free, and so is the order of a product's columns. Both are chosen
+// so that a lane owns 8 neighbours of every 32: what the hardware calls elements 2 piece,
+// 2 piece + 1 of tile t is element 8 piece + 2 t, 8 piece + 2 t + 1 here. Then an operand is read
+// by whole pieces of 8 elements, and an accumulator becomes an operand in its own registers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,84 +21,104 @@ struct Accumulator {
   float c[4];
 };
 
+// The element of 32 that column `column` of tile `tile` stands for.
+__device__ constexpr int permuted(int tile, int column) {
+  return 8 * (column / 2) + 2 * tile + column % 2;
+}
+
 __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 struct OperandBf16 {
-  using Type = __nv_bfloat16;  // element in shared memory
+  using Type = __nv_bfloat16;  // element in memory
 
   struct A {  // [16, 16]
     std::uint32_t a[4];
   };
-  struct B {  // [16, 8]
-    std::uint32_t b[2];
+  struct alignas(16) Piece {  // 8 elements of a row
+    std::uint32_t r[4];
   };
 
-  __device__ static Type round(float x) { return __float2bfloat16_rn(x); }
   __device__ static std::uint32_t pack(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<const std::uint32_t&>(pair);
   }
-  // Two neighbouring elements.
-  __device__ static void store_pair(Type* to, float low, float high) {
-    *reinterpret_cast<std::uint32_t*>(to) = pack(low, high);
+  __device__ static Type round(float x) { return __float2bfloat16_rn(x); }
+  __device__ static Piece round(const float (&x)[8]) {
+    return {pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])};
   }
-
-  __device__ static void mma(Accumulator& d, const A& a, const B& b) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d.c[0]), "+f"(d.c[1]), "+f"(d.c[2]), "+f"(d.c[3])
-        : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "r"(b.b[0]), "r"(b.b[1]));
-  }
-
-  // A from two accumulators that stand side by side.
-  __device__ static A to_a(const Accumulator& left, const Accumulator& right) {
-    return {pack(left.c[0], left.c[1]), pack(left.c[2], left.c[3]), pack(right.c[0], right.c[1]),
-            pack(right.c[2], right.c[3])};
-  }
-  // The same, its 16 columns scaled by powers of two, which is exact also after rounding.
-  __device__ static A to_a(const Accumulator& left, const Accumulator& right, const Type* powers,
-                           int lane) {
-    A out = to_a(left, right);
-    const auto* by = reinterpret_cast<const __nv_bfloat162*>(powers) + lane % 4;
+  __device__ static void widen(const Piece& piece, float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const __nv_bfloat162 scaled =
-          __hmul2(reinterpret_cast<const __nv_bfloat162&>(out.a[i]), by[i / 2 * 4]);
-      out.a[i] = reinterpret_cast<const std::uint32_t&>(scaled);
+      x[2 * i] = __uint_as_float(piece.r[i] << 16);
+      x[2 * i + 1] = __uint_as_float(piece.r[i] & 0xffff0000u);
+    }
+  }
+  // Element by element; exact where one factor is a power of two.
+  __device__ static Piece product(const Piece& x, const Piece& y) {
+    Piece out;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 pair = __hmul2(reinterpret_cast<const __nv_bfloat162&>(x.r[i]),
+                                          reinterpret_cast<const __nv_bfloat162&>(y.r[i]));
+      out.r[i] = reinterpret_cast<const std::uint32_t&>(pair);
     }
     return out;
   }
 
-  // A from [16, 16] of a row-major matrix.
-  __device__ static A load_a(const Type* tile, int pitch, int lane) {
+  // d += A [16, 16] B [16, 8]: the terms that half `half` of B's pieces holds.
+  __device__ static void mma(Accumulator& d, const A& a, const Piece& b, int half) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d.c[0]), "+f"(d.c[1]), "+f"(d.c[2]), "+f"(d.c[3])
+        : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "r"(b.r[2 * half]),
+          "r"(b.r[2 * half + 1]));
+  }
+
+  // From two accumulators that stand side by side.
+  __device__ static A to_a(const Accumulator& left, const Accumulator& right) {
+    return {pack(left.c[0], left.c[1]), pack(left.c[2], left.c[3]), pack(right.c[0], right.c[1]),
+            pack(right.c[2], right.c[3])};
+  }
+  // From the pieces of rows `row` and `row` + 8.
+  __device__ static A to_a(const Piece& top, const Piece& bottom, int half) {
+    return {top.r[2 * half], bottom.r[2 * half], top.r[2 * half + 1], bottom.r[2 * half + 1]};
+  }
+  // From a block of a matrix: rows permuted(2 tile ..) and permuted(2 tile + 1, ..) are A's.
+  template <class Matrix>
+  __device__ static A load_a(const Type* block, int tile, int half, int lane) {
+    const int row = permuted(lane / 8 % 2, lane % 8), part = 2 * half + lane / 16;
+    return load_matrices<A>(block + Matrix::place(row, part) + 4 * tile * Matrix::kRow);
+  }
+  // From a block of a matrix: rows permuted(tile, ..) are B's columns. Goes with load_a, whose
+  // order of the sum is its own.
+  template <class Matrix>
+  __device__ static Piece load_b(const Type* block, int tile, int lane) {
+    const int row = permuted(0, lane % 8);
+    return load_matrices<Piece>(block + Matrix::place(row, lane / 8) + 2 * tile * Matrix::kRow);
+  }
+  // From a block of a matrix, transposed: its columns 16 (tile % 2) .. + 15 are A's rows, its rows
+  // in the order of pieces A's columns.
+  template <class Matrix>
+  __device__ static A load_a_transposed(const Type* block, int tile, int half, int lane) {
+    const int row = permuted(lane / 16, lane % 8), part = tile % 2 * 2 + lane / 8 % 2;
+    const Type* at = block + Matrix::place(row, part) + 4 * half * Matrix::kRow;
     A out;
-    const std::uint32_t address = shared_address(tile + (lane % 16) * pitch + lane / 16 * 8);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out.a[0]), "=r"(out.a[1]), "=r"(out.a[2]), "=r"(out.a[3])
-                 : "r"(address));
+                 : "r"(shared_address(at)));
     return out;
   }
 
-  // Two B, columns 0-7 and 8-15, from [16 columns, 16 deep]: the matrix's rows are B's columns.
-  __device__ static void load_b(B (&out)[2], const Type* tile, int pitch, int lane) {
-    const int row = lane % 8 + lane / 16 * 8;
-    const std::uint32_t address = shared_address(tile + row * pitch + lane / 8 % 2 * 8);
+ private:
+  template <class Fragment>
+  __device__ static Fragment load_matrices(const Type* row) {
+    std::uint32_t r[4];
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0].b[0]), "=r"(out[0].b[1]), "=r"(out[1].b[0]), "=r"(out[1].b[1])
-                 : "r"(address));
-  }
-
-  // Two B, columns 0-7 and 8-15, from [16 deep, 16 columns].
-  __device__ static void load_b_deep(B (&out)[2], const Type* tile, int pitch, int lane) {
-    const int row = lane % 16;
-    const std::uint32_t address = shared_address(tile + row * pitch + lane / 16 * 8);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0].b[0]), "=r"(out[0].b[1]), "=r"(out[1].b[0]), "=r"(out[1].b[1])
-                 : "r"(address));
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row)));
+    return {{r[0], r[1], r[2], r[3]}};
   }
 };
 
@@ -108,88 +128,126 @@ struct OperandTf32 {
   struct A {
     std::uint32_t a[8];
   };
-  struct B {
-    std::uint32_t b[4];
+  struct alignas(16) Piece {
+    std::uint32_t r[8];
   };
 
-  __device__ static Type round(float x) { return __uint_as_float(bits(x)); }
   __device__ static std::uint32_t bits(float x) {
     std::uint32_t out;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
     return out;
   }
-  __device__ static void store_pair(Type* to, float low, float high) {
-    *reinterpret_cast<float2*>(to) = make_float2(round(low), round(high));
+  __device__ static Type round(float x) { return __uint_as_float(bits(x)); }
+  __device__ static Piece round(const float (&x)[8]) {
+    Piece out;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out.r[i] = bits(x[i]);
+    return out;
+  }
+  __device__ static void widen(const Piece& piece, float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(piece.r[i]);
+  }
+  __device__ static Piece product(const Piece& x, const Piece& y) {
+    Piece out;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      out.r[i] = __float_as_uint(__uint_as_float(x.r[i]) * __uint_as_float(y.r[i]));
+    return out;
   }
 
-  __device__ static void mma(Accumulator& d, const A& a, const B& b) {
+  __device__ static void mma(Accumulator& d, const A& a, const Piece& b, int half) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      asm volatile(
-          "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-          "{%8, %9}, "
-          "{%0, %1, %2, %3};"
+    for (int i = 0; i < 2; ++i)
+      asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+          "{%8, %9}, {%0, %1, %2, %3};"
           : "+f"(d.c[0]), "+f"(d.c[1]), "+f"(d.c[2]), "+f"(d.c[3])
-          : "r"(a.a[4 * half]), "r"(a.a[4 * half + 1]), "r"(a.a[4 * half + 2]),
-            "r"(a.a[4 * half + 3]), "r"(b.b[2 * half]), "r"(b.b[2 * half + 1]));
+          : "r"(a.a[4 * i]), "r"(a.a[4 * i + 1]), "r"(a.a[4 * i + 2]), "r"(a.a[4 * i + 3]),
+            "r"(b.r[4 * half + 2 * i]), "r"(b.r[4 * half + 2 * i + 1]));
   }
 
   __device__ static A to_a(const Accumulator& left, const Accumulator& right) {
     return {bits(left.c[0]),  bits(left.c[2]),  bits(left.c[1]),  bits(left.c[3]),
             bits(right.c[0]), bits(right.c[2]), bits(right.c[1]), bits(right.c[3])};
   }
-  __device__ static A to_a(const Accumulator& left, const Accumulator& right, const Type* powers,
-                           int lane) {
-    const auto* by = reinterpret_cast<const float2*>(powers) + lane % 4;
-    const auto scaled = [](const Accumulator& tile, float2 f) {
-      return Accumulator{{tile.c[0] * f.x, tile.c[1] * f.y, tile.c[2] * f.x, tile.c[3] * f.y}};
-    };
-    return to_a(scaled(left, by[0]), scaled(right, by[4]));
+  __device__ static A to_a(const Piece& top, const Piece& bottom, int half) {
+    const int i = 4 * half;
+    return {top.r[i],     bottom.r[i],     top.r[i + 1], bottom.r[i + 1],
+            top.r[i + 2], bottom.r[i + 2], top.r[i + 3], bottom.r[i + 3]};
   }
-
-  __device__ static A load_a(const Type* tile, int pitch, int lane) {
+  template <class Matrix>
+  __device__ static A load_a(const Type* block, int tile, int half, int lane) {
+    const Type* at =
+        block + Matrix::place(permuted(0, lane / 4), lane % 4) + 4 * tile * Matrix::kRow;
+    return to_a(Matrix::load(at), Matrix::load(at + 2 * Matrix::kRow), half);
+  }
+  template <class Matrix>
+  __device__ static Piece load_b(const Type* block, int tile, int lane) {
+    return Matrix::load(block + Matrix::place(permuted(0, lane / 4), lane % 4) +
+                        2 * tile * Matrix::kRow);
+  }
+  template <class Matrix>
+  __device__ static A load_a_transposed(const Type* block, int tile, int half, int lane) {
+    const int column = lane / 4, token = 8 * (lane % 4);
     A out;
-    const Type* at = tile + lane / 4 * pitch + lane % 4 * 2;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint2 top = *reinterpret_cast<const uint2*>(at + 8 * half);
-      const uint2 bottom = *reinterpret_cast<const uint2*>(at + 8 * pitch + 8 * half);
-      out.a[4 * half] = top.x;
-      out.a[4 * half + 1] = bottom.x;
-      out.a[4 * half + 2] = top.y;
-      out.a[4 * half + 3] = bottom.y;
+    for (int octet = 0; octet < 2; ++octet) {
+      const Type* at = block + Matrix::place(token, tile % 2 * 2 + octet) +
+                       column / 4 * Matrix::kPlane + 4 * half * Matrix::kRow + column % 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out.a[2 * i + octet] = __float_as_uint(at[i * Matrix::kRow]);
     }
     return out;
   }
+};
 
-  __device__ static void load_b(B (&out)[2], const Type* tile, int pitch, int lane) {
-    const Type* at = tile + lane / 4 * pitch + lane % 4 * 2;
-#pragma unroll
-    for (int side = 0; side < 2; ++side)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint2 pair = *reinterpret_cast<const uint2*>(at + 8 * side * pitch + 8 * half);
-        out[side].b[2 * half] = pair.x;
-        out[side].b[2 * half + 1] = pair.y;
-      }
+// A matrix in memory as products read it: [kRows, 32 kBlocks], a block of 32 columns after the
+// other, a row of it in four pieces. Pieces are shuffled so that 8 lanes that read pieces of two
+// neighbouring rows, or one piece of the rows permuted(t, 0 .. 7), meet all banks.
+template <class OperandPolicy, int kRows>
+struct PieceMatrix {
+  using Operand = OperandPolicy;
+  using Type = typename Operand::Type;
+  using Piece = typename Operand::Piece;
+  static constexpr int kUnits = sizeof(Piece) / 16;  // of a piece, 16 bytes each
+  static constexpr int kUnitElements = 16 / sizeof(Type);
+  // Elements from a piece to the same one of the next row, as long as row / 8 does not change; from
+  // unit to unit; from block to block.
+  static constexpr int kRow = 4 * kUnitElements;
+  static constexpr int kPlane = kRows * kRow;
+  static constexpr int kBlock = kUnits * kPlane;
+
+  // Of a piece in its block.
+  __device__ static constexpr int place(int row, int piece) {
+    return row * kRow + (piece ^ (row / 8 & 3)) * kUnitElements;
   }
-
-  __device__ static void load_b_deep(B (&out)[2], const Type* tile, int pitch, int lane) {
-    const Type* at = tile + lane % 4 * 2 * pitch + lane / 4;
+  __device__ static Piece load(const Type* at) {
+    Piece out;
 #pragma unroll
-    for (int side = 0; side < 2; ++side)
+    for (int u = 0; u < kUnits; ++u)
+      reinterpret_cast<uint4*>(out.r)[u] = *reinterpret_cast<const uint4*>(at + u * kPlane);
+    return out;
+  }
+  __device__ static void store(Type* at, const Piece& piece) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        out[side].b[2 * half] = __float_as_uint(at[8 * half * pitch + 8 * side]);
-        out[side].b[2 * half + 1] = __float_as_uint(at[(8 * half + 1) * pitch + 8 * side]);
-      }
+    for (int u = 0; u < kUnits; ++u)
+      *reinterpret_cast<uint4*>(at + u * kPlane) = reinterpret_cast<const uint4*>(piece.r)[u];
   }
 };
+
+// The 8 neighbours that a lane owns in its rows of four tiles: row 0 or row 8 of the tiles.
+__device__ inline void gather(const Accumulator (&tiles)[4], int lower, float (&x)[8]) {
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    x[2 * t] = tiles[t].c[2 * lower];
+    x[2 * t + 1] = tiles[t].c[2 * lower + 1];
+  }
+}
 
 // Transposes an 8 x 8 tile of 16-bit elements among the lanes of a warp.
 __device__ inline std::uint32_t transpose8x8(std::uint32_t x) {
   std::uint32_t out;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(x));
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(x));
   return out;
 }
 

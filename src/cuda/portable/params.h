@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "linattn/plan.h"
 #include "linattn/problem.h"
-#include "recurrence/host_device.h"
 
 namespace linattn::portable {
 
@@ -14,31 +14,37 @@ inline constexpr int kChunk = 32;  // one anchor in the middle covers 16 tokens 
 // A long sequence with few heads is cut into pieces, exactly. Each piece is an affine map of its
 // initial state:
 //   summarise  every piece but the last from a zero state (V columns) and from the identity (K
-//   columns): no output fold       state at the start of each piece, one after the other, in fp32
+//              columns): no output
+//   fold       state at the start of each piece, one after the other, in fp32
 //   output     every piece from its state
 enum class Phase { kOutput, kSummarise };
 
-// Element strides of a state's matrix: one of the two is 1.
-struct MatrixStrides {
-  std::int64_t key, value;
-
-  LINATTN_HOST_DEVICE static MatrixStrides of(StateLayout layout, std::int64_t key_dim,
-                                              std::int64_t columns) {
-    return layout == StateLayout::kKeyValue ? MatrixStrides{columns, 1} : MatrixStrides{1, key_dim};
-  }
+// Chunks that are prepared and scanned together, by number (chunks.cuh): the workspace holds the
+// stages of one segment.
+struct Segment {
+  int first, count;
 };
 
 struct ForwardParams {
   ForwardArgs args;
   Problem problem;
+  bool wide_qk, wide_g, wide_v;  // rows may be read by 16 bytes, otherwise by pairs of elements
+
+  std::int64_t sequence_length;  // without cu_seqlens
+  Segment segment;
+  int spare_numbers;  // chunks that a sequence may have beyond its tokens / kChunk, rounded down
+  void* stages;       // [segment.count, HV] of Stage
+
   Phase phase;
-  int pieces;        // per sequence, 1: not split
-  int value_blocks;  // of V
-  int extra_blocks;  // of K: the transition, or its piece of it
-  int stages;
-  bool wide_qk, wide_g, wide_v;  // rows may be copied by 16 bytes, otherwise by pairs of elements
-  float* piece_state;       // [N, pieces, HV, V, K] fp32: a summary's end; after the fold the start
-  float* piece_transition;  // [N, pieces, HV, K (column), K (row)] fp32
+  int sequences;       // most that one segment meets
+  int pieces;          // of a sequence in a segment, 1: not split
+  int value_blocks;    // of V
+  int extra_blocks;    // of K: the transition, or its piece of it
+  int buffers;         // stages in shared memory
+  float* carried_in;   // [HV, V, K]: the state that the previous segment left
+  float* carried_out;  // the same for the next one
+  float* piece_state;  // [sequences, pieces, HV, V, K]: a summary's end; after the fold its start
+  float* piece_transition;  // [sequences, pieces, HV, K (column), K (row)]
 };
 
 }  // namespace linattn::portable

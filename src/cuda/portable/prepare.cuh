@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The prepare stage: q, k and g of a chunk become the operands of its products. A lane owns 2
-// channels x 8 tokens.
+// The prepare kernel: q, k, g and beta of a chunk and value head become the operands of its scan.
+// One block a chunk and head, all of them independent. A thread owns 8 channels x 4 tokens.
 #pragma once
 
 #include <cmath>
@@ -11,107 +11,19 @@
 #include "cuda/common/convert.cuh"
 #include "cuda/common/gate.cuh"
 #include "cuda/common/sequence.cuh"
-#include "cuda/portable/params.h"
-#include "cuda/portable/traits.h"
+#include "cuda/portable/chunks.cuh"
+#include "cuda/portable/intra.cuh"
+#include "cuda/portable/rows.cuh"
 
 namespace linattn::portable {
-
-using cuda::to_float;
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 // 2^-160 is zero in fp32. A decay below it forgets as much, and sums of it keep their digits and
 // never meet inf - inf.
 inline constexpr float kSmallestLog2Decay = -160.0f;
-// Of 16 tokens and one channel, in powers of two: what a chunk's half may span to each side of the
-// anchor, inside the ranges of fp32 and bf16. The bounded gate of -5 makes 115.4.
+// What a channel's cumulative log2 decay may differ from the anchor, inside the ranges of fp32 and
+// bf16. The bounded gate of -5 makes 115.4.
 inline constexpr float kSafeSpan = 120.0f;
-
-enum NamedBarrier : int { kPrepareBarrier = 1, kFullBarrier = 2, kEmptyBarrier = 6 };  // + stage
-
-// Copies 4, 8 or 16 bytes to shared memory behind the thread's back; zeros if they do not exist.
-template <int kBytes>
-__device__ __forceinline__ void fetch_unit(void* to, const void* from, bool exists) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
-               "n"(kBytes), "r"(exists ? kBytes : 0)
-               : "memory");
-}
-
-// A warp copies [kRows, kColumns] of a matrix in units of kBytes. rows: how many exist; columns:
-// how many exist, in units that exist as a whole or not at all. from: the first element, inside its
-// tensor whatever exists.
-template <class Element, int kBytes, int kRows, int kColumns>
-__device__ __forceinline__ void fetch_tile(Element* to, int pitch, const Element* from,
-                                           std::int64_t stride, int rows, int columns, int lane) {
-  constexpr int kUnit = kBytes / static_cast<int>(sizeof(Element)),
-                kUnits = kColumns / kUnit;  // of a row
-  constexpr int kStep = 32 / kUnits;        // rows at a time
-  static_assert(kUnits <= 32 && kRows % kStep == 0);
-  const int column = lane % kUnits * kUnit, first = lane / kUnits;
-  const bool inside = column < columns;
-  const Element* source = from + (inside && first < rows ? first * stride + column : 0);
-  Element* target = to + first * pitch + column;
-#pragma unroll 2
-  for (int row = first; row < kRows + first; row += kStep, target += kStep * pitch) {
-    fetch_unit<kBytes>(target, source, inside && row < rows);
-    if (inside && row + kStep < rows) source += kStep * stride;
-  }
-}
-__device__ __forceinline__ void fetch_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Waits for the thread's own copies, all but the last kPending groups.
-template <int kPending>
-__device__ __forceinline__ void fetch_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ bool barrier_any(int id, int threads, bool predicate) {
-  int any;
-  asm volatile(
-      "{\n .reg .pred p, q;\n setp.ne.s32 p, %3, 0;\n bar.red.or.pred q, %1, %2, p;\n selp.s32 %0, "
-      "1, 0, q;\n}"
-      : "=r"(any)
-      : "r"(id), "r"(threads), "r"(static_cast<int>(predicate))
-      : "memory");
-  return any != 0;
-}
-
-// Two neighbouring elements.
-template <class T>
-__device__ __forceinline__ float2 load_pair(const T* at) {
-  if constexpr (std::is_same_v<T, float>) {
-    return *reinterpret_cast<const float2*>(at);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    const std::uint32_t raw = *reinterpret_cast<const std::uint32_t*>(at);
-    return make_float2(__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u));
-  } else {
-    return __half22float2(*reinterpret_cast<const __half2*>(at));
-  }
-}
-
-// 2^x; the hardware's own, 2 units in the last place.
-__device__ __forceinline__ float exp2_of(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
-// Two neighbouring elements of a type known at run time; index counts elements.
-__device__ __forceinline__ float2 load_pair(const void* data, DType dtype, int index) {
-  if (dtype == DType::kFloat32) return load_pair(static_cast<const float*>(data) + index);
-  const std::uint32_t raw =
-      *reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(data) + index);
-  const float2 half = __half22float2(reinterpret_cast<const __half2&>(raw));
-  return dtype == DType::kFloat16
-             ? half
-             : make_float2(__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u));
-}
 
 // f(Input{}) of recurrence/gate_input.h: the branch stands around a loop over tokens.
 template <class F>
@@ -128,428 +40,448 @@ __device__ __forceinline__ void with_activation(GateInput input, F&& f) {
   }
 }
 
-// One step of transposed_sum: half of the values go to the lane kDistance away, the other half come
-// from it.
-template <int kDistance>
-__device__ __forceinline__ void exchange_halves(float (&value)[16], int lane) {
-  constexpr int kHalf = kDistance / 2;
-  const bool upper = (lane & kDistance) != 0;
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float sent = upper ? value[i] : value[i + kHalf];
-    const float kept = upper ? value[i + kHalf] : value[i];
-    value[i] = kept + __shfl_xor_sync(0xffffffffu, sent, kDistance);
-  }
-}
-
-// Sums 16 values over a warp; lane l gets the sum of value l / 2.
-__device__ __forceinline__ float transposed_sum(float (&value)[16], int lane) {
-  exchange_halves<16>(value, lane);
-  exchange_halves<8>(value, lane);
-  exchange_halves<4>(value, lane);
-  exchange_halves<2>(value, lane);
-  return value[0] + __shfl_xor_sync(0xffffffffu, value[0], 1);
-}
-
-// A tensor's rows for one head of one sequence: token 0's address; strides stay in the constant
-// bank.
-template <class Element, class Args>
-__device__ __forceinline__ Element* rows_of(const Args& args, const Tensor& tensor,
-                                            const cuda::Sequence& sequence, int head) {
-  return static_cast<Element*>(tensor.data) + cuda::row_offset(args, tensor, sequence, 0, head);
-}
-
-// Chunks end at multiples of kChunk of the whole sequence, so the first one may be short.
-struct Chunks {
-  int length, skipped;  // tokens here; tokens of the first chunk that came before this call
-
-  __device__ explicit Chunks(const cuda::Sequence& s)
-      : length(static_cast<int>(s.length)),
-        skipped(static_cast<int>(max(s.start_position, std::int64_t{0}) % kChunk)) {}
-  __device__ __forceinline__ int count() const {
-    return length == 0 ? 0 : (length + skipped + kChunk - 1) / kChunk;
-  }
-  __device__ __forceinline__ int first(int c) const {
-    return c == 0 ? 0 : min(length, c * kChunk - skipped);
-  }
-  __device__ __forceinline__ int tokens(int c) const { return first(c + 1) - first(c); }
-};
-
 template <class Traits>
 struct Prepare {
   using Operand = typename Traits::Operand;
   using Type = typename Traits::Type;
+  using Piece = typename Operand::Piece;
   using Gate = typename Traits::Gate;
   using Update = typename Traits::Update;
-  using Io = typename Traits::Io;
-  static constexpr int kPitch = Traits::kPitch;
+  using Rows = typename Traits::Rows;
+  static constexpr int kTokens = Traits::kTokens;
+  static constexpr bool kFp16 = std::is_same_v<Operand, OperandTf32>;
 
   const ForwardParams& p;
-  typename Traits::Scratch& scratch;
-  int value_head, warp, lane;
-  float scale;
-  // Rows of this sequence and head: token 0.
-  const std::uint16_t *q, *k;
-  const void *g, *beta;
-  // Strength of the erased key: beta, [token], or gdn2's own, staged as [C, K].
-  const float* erase;
-  int erase_token_pitch, erase_channel_pitch;
-  const void* erase_rows;  // gdn2
-  GateParameters<float> gate;
-  float2 dt_bias[Gate::kPerChannel ? Traits::kItems : 1];
+  typename Traits::Shared& shared;
+  typename Traits::Stage& stage;
+  float* erase;  // gdn2: [C, K] in shared memory; null: every channel by beta
+  const cuda::Sequence& sequence;
+  int value_head, first, count;        // the chunk's tokens are first .. first + count - 1
+  int thread, group, octet, channels;  // this thread's tokens and channels; channels that exist
 
-  __device__ __forceinline__ Prepare(const ForwardParams& params, const cuda::Sequence& sequence,
-                                     typename Traits::Scratch& memory, float* strengths,
-                                     int of_value_head, int thread)
-      : p(params),
-        scratch(memory),
-        value_head(of_value_head),
-        warp(thread / 32),
-        lane(thread % 32),
-        scale(p.args.scale == 0.0f ? rsqrtf(static_cast<float>(p.problem.key_dim)) : p.args.scale) {
-    const int head = value_head / (p.problem.value_heads / p.problem.heads);
-    q = rows_of<const std::uint16_t>(p.args, p.args.q, sequence, head);
-    k = rows_of<const std::uint16_t>(p.args, p.args.k, sequence, head);
-    const auto bytes_of = [&](const Tensor& tensor, DType dtype) -> const void* {
-      if (tensor.data == nullptr) return nullptr;
-      return static_cast<const char*>(tensor.data) +
-             cuda::row_offset(p.args, tensor, sequence, 0, value_head) *
-                 (dtype == DType::kFloat32 ? 4 : 2);
-    };
-    g = bytes_of(p.args.g, p.problem.gate_dtype);
-    beta = bytes_of(p.args.beta, p.problem.beta_dtype);
-    erase_rows = bytes_of(p.args.erase, p.problem.beta_dtype);
-    erase = erase_rows == nullptr ? scratch.beta : strengths;
-    erase_token_pitch = erase_rows == nullptr ? 1 : Traits::kKeyDim;
-    erase_channel_pitch = erase_rows == nullptr ? 0 : 1;
-    gate = GateParameters<float>::of(p.args.a_log == nullptr ? 0.0f : p.args.a_log[value_head],
-                                     0.0f, p.args.lower_bound);
-    if constexpr (Gate::kPerChannel)
-      for (int i = 0; i < Traits::kItems; ++i) {
-        dt_bias[i] = make_float2(0, 0);
-        if (p.args.dt_bias == nullptr || !exists(channel_of(i))) continue;
-        const float* bias = p.args.dt_bias + value_head * p.problem.key_dim + channel_of(i);
-        dt_bias[i] = make_float2(bias[0], bias[1]);
-      }
+  __device__ __forceinline__ int token(int t) const { return kTokens * group + t; }
+  __device__ __forceinline__ int channel() const { return 8 * octet; }
+
+  // Address of a token's row of a tensor.
+  const __device__ __forceinline__ char* row(const Tensor& tensor, int head, int token,
+                                             int bytes) const {
+    return static_cast<const char*>(tensor.data) +
+           cuda::row_offset(p.args, tensor, sequence, first + token, head) * bytes;
+  }
+  __device__ __forceinline__ static int bytes_of(DType dtype) {
+    return dtype == DType::kFloat32 ? 4 : 2;
   }
 
-  // A chunk's tokens are first .. first + count - 1 of the sequence.
-  struct Chunk {
-    int first, count;
-  };
-
-  __device__ __forceinline__ int group_of(int item) const {
-    return (warp + item * Traits::kPrepareWarps) / Traits::kPairBlocks;
+  __device__ __forceinline__ Part part_of(const Tensor& tensor, int head, DType dtype,
+                                          bool wide) const {
+    const int bytes = bytes_of(dtype);
+    return {row(tensor, head, token(0), bytes) + channel() * bytes, tensor.token_stride * bytes,
+            count - token(0), channels, wide};
   }
-  __device__ __forceinline__ int pair_block_of(int item) const {
-    return (warp + item * Traits::kPrepareWarps) % Traits::kPairBlocks;
-  }
-  __device__ __forceinline__ int channel_of(int item) const {
-    return pair_block_of(item) * 64 + 2 * lane;
-  }
-  // Whether the lane's 2 channels exist: the padded width has more.
-  __device__ __forceinline__ bool exists(int channel) const { return channel < p.problem.key_dim; }
-
-  // Place of the lane's pair of channels of a token in a fetched [C, K].
-  __device__ __forceinline__ static int fetched(int token, int channel) {
-    return token * Traits::kKeyDim + channel;
+  // The pieces that this thread owns in a matrix: of its first token, the others follow.
+  __device__ __forceinline__ Type* own(Type* matrix) const {
+    return matrix + octet / 4 * Rows::kBlock + Rows::place(token(0), octet % 4);
   }
 
-  // Starts a warp's copies of one tensor's rows; only its own lanes will read them.
-  template <class Element>
-  __device__ __forceinline__ void fetch_rows(void* to, const void* rows, std::int64_t stride,
-                                             int item, Chunk chunk, bool wide) const {
-    const int channel = pair_block_of(item) * 64, first = group_of(item) * kGroup;
-    const int channels = p.problem.key_dim - channel,
-              tokens = channels > 0 ? chunk.count - first : 0;
-    const Element* from = static_cast<const Element*>(rows);
-    if (tokens > 0) from += (chunk.first + first) * stride + channel;
-    Element* at = static_cast<Element*>(to) + fetched(first, channel);
-    if (wide) {
-      fetch_tile<Element, 16, kGroup, 64>(at, Traits::kKeyDim, from, stride, tokens, channels,
-                                          lane);
-    } else {
-      fetch_tile<Element, 2 * sizeof(Element), kGroup, 64>(at, Traits::kKeyDim, from, stride,
-                                                           tokens, channels, lane);
-    }
+  __device__ __forceinline__ void load_rows(const Tensor& tensor, Octet (&rows)[kTokens]) const {
+    load_octets(part_of(tensor, value_head / (p.problem.value_heads / p.problem.heads),
+                        p.problem.dtype, p.wide_qk),
+                rows);
   }
 
-  __device__ __forceinline__ void fetch(Chunk chunk) const {
-    auto& to = scratch.fetch;
+  // 1 / norm of each token, or 1.
+  __device__ __forceinline__ void norms(const Octet (&rows)[kTokens],
+                                        float (&norm)[kTokens]) const {
 #pragma unroll
-    for (int i = 0; i < Traits::kItems; ++i) {
-      fetch_rows<std::uint16_t>(to.q, q, p.args.q.token_stride, i, chunk, p.wide_qk);
-      fetch_rows<std::uint16_t>(to.k, k, p.args.k.token_stride, i, chunk, p.wide_qk);
-      if constexpr (Gate::kPerChannel) {
-        if (p.problem.gate_dtype == DType::kFloat32) {
-          fetch_rows<std::uint32_t>(to.g, g, p.args.g.token_stride, i, chunk, p.wide_g);
-        } else {
-          fetch_rows<std::uint16_t>(to.g, g, p.args.g.token_stride, i, chunk, p.wide_g);
-        }
-      }
-    }
-    fetch_commit();
-  }
-
-  __device__ __forceinline__ float2 q_pair(int token, int channel) const {
-    return load_pair(scratch.fetch.q + fetched(token, channel));
-  }
-  __device__ __forceinline__ float2 k_pair(int token, int channel) const {
-    return load_pair(scratch.fetch.k + fetched(token, channel));
-  }
-
-  // Before the first barrier: norms, the cumulative log2 decay inside each group and its total,
-  // beta, the scan of a gate per head. Returns whether a group's span is so wide that the chunk's
-  // halves must be looked at.
-  __device__ __forceinline__ bool sums(Chunk chunk) const {
-    bool wide = false;
+    for (int t = 0; t < kTokens; ++t) norm[t] = 1;
+    if (!p.problem.qk_l2norm) return;
 #pragma unroll
-    for (int i = 0; i < Traits::kItems; ++i) {
-      const int channel = channel_of(i), group = group_of(i);
-      if (p.problem.qk_l2norm) {
-        float squares[16];
+    for (int t = 0; t < kTokens; ++t) {
+      float x[8], sum = 0;
+      widen<kFp16>(rows[t], x);
 #pragma unroll
-        for (int t = 0; t < kGroup; ++t) {
-          const float2 a = q_pair(group * kGroup + t, channel),
-                       b = k_pair(group * kGroup + t, channel);
-          squares[t] = a.x * a.x + a.y * a.y;
-          squares[kGroup + t] = b.x * b.x + b.y * b.y;
-        }
-        const float sum = transposed_sum(squares, lane);
-        if (lane % 2 == 0)
-          scratch.norm[lane / 16][pair_block_of(i)][group * kGroup + lane / 2 % 8] = sum;
-      }
-      if constexpr (Gate::kPerChannel) {
-        const int first = group * kGroup, tokens = exists(channel) ? chunk.count - first : 0;
-        float2 sum = make_float2(0, 0), span = make_float2(0, 0);
-        GateParameters<float> low = gate, high = gate;
-        low.dt_bias = dt_bias[i].x;
-        high.dt_bias = dt_bias[i].y;
-        with_activation(p.problem.gate_input, [&]<class Input>(Input) {
-#pragma unroll 4
-          for (int t = 0; t < kGroup; ++t) {
-            const float2 raw =
-                load_pair(scratch.fetch.g, p.problem.gate_dtype, fetched(first + t, channel));
-            const float x = fmaxf(kLog2e * Input::log_decay(raw.x, low), kSmallestLog2Decay);
-            const float y = fmaxf(kLog2e * Input::log_decay(raw.y, high), kSmallestLog2Decay);
-            if (t < tokens) {
-              sum = make_float2(sum.x + x, sum.y + y);
-              span = make_float2(span.x + fabsf(x), span.y + fabsf(y));
-            }
-            *reinterpret_cast<float2*>(
-                &scratch.cumulative[(first + t) * Traits::kGatePitch + channel]) = sum;
-          }
-        });
-        *reinterpret_cast<float2*>(&scratch.group_total[group][channel]) = sum;
-        *reinterpret_cast<float2*>(&scratch.group_span[group][channel]) = span;
-        wide = wide || span.x > kSafeSpan / 2 || span.y > kSafeSpan / 2;
-      }
+      for (int i = 0; i < 8; ++i) sum = fmaf(x[i], x[i], sum);
+#pragma unroll
+      for (int distance = Traits::kOctets / 2; distance > 0; distance /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+      norm[t] = rsqrtf(sum + static_cast<float>(kNormEpsilon));
     }
-    if (warp == 0) token_sums(chunk);
-    if (erase_rows != nullptr) {
-      const Prepare copy =
-          *this;  // its address leaves this function; ours would take our members to memory
-      copy.stage_erase(chunk);
-    }
-    return wide;
   }
 
-  // Whether a half of the chunk spans more than the operands' range in one of the lane's channels.
-  __device__ __forceinline__ bool unsafe() const {
-    bool out = false;
-    for (int i = 0; i < Traits::kItems; ++i)
-      for (int c = channel_of(i); c < channel_of(i) + 2; ++c) {
-        const auto half = [&](int j) {
-          return scratch.group_span[2 * j][c] + scratch.group_span[2 * j + 1][c];
-        };
-        out = out || half(0) > kSafeSpan || half(1) > kSafeSpan;
-      }
-    return out;
-  }
-
-  // beta and the gate per head: lane is the token.
-  __device__ __forceinline__ void token_sums(Chunk chunk) const {
-    const bool present = lane < chunk.count;
-    const std::int64_t token = chunk.first + (present ? lane : 0);
-    float strength = 1.0f;
-    if (beta != nullptr && present)
-      strength = cuda::strength(p.problem.beta_input, cuda::load(beta, p.problem.beta_dtype,
-                                                                 token * p.args.beta.token_stride));
-    scratch.beta[lane] = present ? strength : 0.0f;
+  // beta and the gate per head, by the first warp: lane is the token.
+  __device__ __forceinline__ void token_scalars() const {
+    if (thread >= kChunk) return;
+    const bool present = thread < count;
+    const int at = present ? thread : 0;
+    float strength = present ? 1.0f : 0.0f;
+    if (present && p.args.beta.data != nullptr)
+      strength = cuda::strength(
+          p.problem.beta_input,
+          cuda::load(row(p.args.beta, value_head, at, bytes_of(p.problem.beta_dtype)),
+                     p.problem.beta_dtype, 0));
+    shared.beta[thread] = strength;
+    stage.strength[thread] = strength;
     if constexpr (!Gate::kPerChannel) {
       float decay = 0;
-      if (present && g != nullptr) {
+      if (present && p.args.g.data != nullptr) {
         const cuda::GateReader gate = cuda::GateReader::of(p.problem, p.args, value_head);
-        const float raw = cuda::load(g, p.problem.gate_dtype, token * p.args.g.token_stride);
+        const float raw = cuda::load(row(p.args.g, value_head, at, bytes_of(p.problem.gate_dtype)),
+                                     p.problem.gate_dtype, 0);
         decay = fmaxf(kLog2e * gate.log_decay(raw, 0), kSmallestLog2Decay);
       }
 #pragma unroll
       for (int distance = 1; distance < kChunk; distance *= 2) {
         const float before = __shfl_up_sync(0xffffffffu, decay, distance);
-        if (lane >= distance) decay += before;
+        if (thread >= distance) decay += before;
       }
-      scratch.cumulative[lane] = decay;
+      shared.cumulative[thread] = decay;
     }
   }
 
-  // 1 / norm of a token, from the parts that its warps left.
-  __device__ __forceinline__ float inverse_norm(int which, int token) const {
-    if (!p.problem.qk_l2norm) return 1.0f;
-    float sum = static_cast<float>(kNormEpsilon);
-#pragma unroll
-    for (int block = 0; block < Traits::kPairBlocks; ++block)
-      sum += scratch.norm[which][block][token];
-    return rsqrtf(sum);
+  // gdn2's erase strengths.
+  __device__ __forceinline__ void stage_erase() const {
+    if (erase == nullptr) return;
+    const int bytes = bytes_of(p.problem.beta_dtype);
+#pragma unroll 1
+    for (int t = 0; t < kTokens; ++t)
+#pragma unroll 1
+      for (int c = 0; c < 8; ++c)
+        erase[token(t) * Traits::kKeyDim + channel() + c] =
+            token(t) < count && c < channels
+                ? cuda::strength(p.problem.beta_input,
+                                 cuda::load(row(p.args.erase, value_head, token(t), bytes),
+                                            p.problem.beta_dtype, channel() + c))
+                : 0.0f;
   }
 
-  // gdn2: a chunk's erase strengths, for the lanes that will read them. Not inlined: the other ops
-  // pay nothing for it.
-  __device__ __noinline__ void stage_erase(Chunk chunk) const {
-    for (int i = 0; i < Traits::kItems; ++i)
-      for (int t = 0; t < kGroup; ++t)
-        for (int c = channel_of(i); c < channel_of(i) + 2; ++c) {
-          const int token = group_of(i) * kGroup + t;
-          const std::int64_t offset = (chunk.first + token) * p.args.erase.token_stride + c;
-          const_cast<float*>(erase)[token * Traits::kKeyDim + c] =
-              token < chunk.count && exists(c)
-                  ? cuda::strength(p.problem.beta_input,
-                                   cuda::load(erase_rows, p.problem.beta_dtype, offset))
-                  : 0.0f;
-        }
+  __device__ __forceinline__ void betas(float (&beta)[kTokens]) const {
+    static_assert(kTokens == 4);
+    const float4 four = *reinterpret_cast<const float4*>(&shared.beta[token(0)]);
+    beta[0] = four.x, beta[1] = four.y, beta[2] = four.z, beta[3] = four.w;
+  }
+  // Times gdn2's erase strengths of a token.
+  __device__ __forceinline__ void times_erase(int token, float (&x)[8]) const {
+    if (erase == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= erase[token * Traits::kKeyDim + channel() + i];
   }
 
-  // After the first barrier, per channel: the operands, anchored in the middle. On the safe route
-  // they are left undecayed for the element-wise scores, which read G; finish_safe decays them.
-  template <bool kSafe>
-  __device__ __forceinline__ void operands(typename Traits::Stage& stage) const {
+  __device__ __forceinline__ void load_gates(Raw (&g)[kTokens], Raw (&bias)[1]) const {
+    load_raw(part_of(p.args.g, value_head, p.problem.gate_dtype, p.wide_g), p.problem.gate_dtype,
+             g);
+    const float* from = p.args.dt_bias == nullptr
+                            ? nullptr
+                            : p.args.dt_bias + value_head * p.problem.key_dim + channel();
+    load_raw(Part{reinterpret_cast<const char*>(from), 0, from != nullptr, channels, p.wide_g},
+             DType::kFloat32, bias);
+  }
+
+  // Cumulative log2 decay inside the thread's tokens. Channels that do not exist decay somehow.
+  __device__ __forceinline__ void local_decays(const Raw (&g)[kTokens], const Raw (&dt_bias)[1],
+                                               float (&decay)[kTokens][8]) const {
+    GateParameters<float> gate = GateParameters<float>::of(
+        p.args.a_log == nullptr ? 0.0f : p.args.a_log[value_head], 0.0f, p.args.lower_bound);
+    float bias[1][8];
+    widen(dt_bias, DType::kFloat32, bias);
+    widen(g, p.problem.gate_dtype, decay);
+    with_activation(p.problem.gate_input, [&]<class Input>(Input) {
 #pragma unroll
-    for (int i = 0; i < Traits::kItems; ++i) {
-      const int channel = channel_of(i), group = group_of(i);
-      // Lane kGroup * which + t has the norm of q or k of token t.
-      const float norms = inverse_norm(lane / kGroup % 2, group * kGroup + lane % kGroup) *
-                          (lane < kGroup ? scale : 1.0f);
-      float2 before = make_float2(0, 0), half = before, whole = before;
+      for (int t = 0; t < kTokens; ++t) {
+        if (token(t) < count) {
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-        const float2 total = *reinterpret_cast<const float2*>(&scratch.group_total[j][channel]);
-        if (j == group) before = whole;
-        whole = make_float2(whole.x + total.x, whole.y + total.y);
-        if (j == kGroups / 2 - 1) half = whole;
-      }
-      // An integer anchor makes 2^anchor exact in every format.
-      const float2 anchor = kSafe ? make_float2(0, 0) : make_float2(rintf(half.x), rintf(half.y));
-      const float2 x_scale =
-          kSafe ? make_float2(1, 1)
-                : make_float2(exp2_of(whole.x - anchor.x), exp2_of(whole.y - anchor.y));
-      if (group == 0) {
-        Operand::store_pair(&stage.anchor[channel], exp2_of(anchor.x), exp2_of(anchor.y));
-        *reinterpret_cast<float2*>(&stage.total[channel]) =
-            make_float2(exp2_of(whole.x), exp2_of(whole.y));
-        *reinterpret_cast<float2*>(&scratch.x_scale[channel]) = x_scale;
-      }
-      before = make_float2(before.x - anchor.x, before.y - anchor.y);
-#pragma unroll 4
-      for (int t = 0; t < kGroup; ++t) {
-        const int token = group * kGroup + t, row = token * kPitch + channel;
-        float2 a = q_pair(token, channel), b = k_pair(token, channel);
-        const float q_norm = __shfl_sync(0xffffffffu, norms, t),
-                    k_norm = __shfl_sync(0xffffffffu, norms, kGroup + t);
-        a = make_float2(a.x * q_norm, a.y * q_norm);
-        b = make_float2(b.x * k_norm, b.y * k_norm);
-        auto& inside =
-            *reinterpret_cast<float2*>(&scratch.cumulative[token * Traits::kGatePitch + channel]);
-        const float2 g = make_float2(before.x + inside.x, before.y + inside.y);
-        float2 down = make_float2(1, 1), right = b;
-        if constexpr (kSafe) {
-          inside = g;
-        } else {
-          down = make_float2(exp2_of(g.x), exp2_of(g.y));
-          right = make_float2(b.x * exp2_of(-g.x), b.y * exp2_of(-g.y));
+          for (int i = 0; i < 8; ++i) {
+            gate.dt_bias = bias[0][i];
+            decay[t][i] = fmaxf(kLog2e * Input::log_decay(decay[t][i], gate), kSmallestLog2Decay);
+          }
         }
-        Operand::store_pair(&stage.q[row], a.x * down.x, a.y * down.y);
-        Operand::store_pair(&scratch.right[row], right.x, right.y);
-        if constexpr (Update::kReadsState) {
-          const float* strength = erase + token * erase_token_pitch + channel * erase_channel_pitch;
-          Operand::store_pair(&stage.k[row], b.x * strength[0] * down.x,
-                              b.y * strength[erase_channel_pitch] * down.y);
-        } else if constexpr (!kSafe) {
-          Operand::store_pair(&stage.x[row], right.x * x_scale.x, right.y * x_scale.y);
+        if (t > 0) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) decay[t][i] += decay[t - 1][i];
         }
       }
+    });
+  }
+
+  // A thread per channel: from the groups' totals to what came before each group, from the anchor.
+  // An integer anchor makes 2^anchor exact in every format.
+  __device__ __forceinline__ void scan_groups() const {
+    float before[Traits::kGroups], sum = 0, anchor = 0;
+#pragma unroll
+    for (int j = 0; j < Traits::kGroups; ++j) {
+      if (j == Traits::kGroups / 2) anchor = rintf(sum);
+      before[j] = sum;
+      sum += shared.before[j][thread];
+    }
+#pragma unroll
+    for (int j = 0; j < Traits::kGroups; ++j) shared.before[j][thread] = before[j] - anchor;
+    shared.anchor[thread] = anchor;
+    shared.x_scale[thread] = exp2_of(sum - anchor);
+    stage.total[thread] = exp2_of(sum);
+  }
+
+  __device__ __forceinline__ static void load_eight(const float* at, float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(at + i);
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
     }
   }
 
-  // After the element-wise scores: the same lanes decay what they wrote.
-  __device__ __forceinline__ void finish_safe(typename Traits::Stage& stage) const {
-    for (int i = 0; i < Traits::kItems; ++i) {
-      const int channel = channel_of(i);
-      const float* g = scratch.cumulative + channel;
-      const float2 whole = make_float2(g[(kChunk - 1) * Traits::kGatePitch],
-                                       g[(kChunk - 1) * Traits::kGatePitch + 1]);
-      for (int t = 0; t < kGroup; ++t) {
-        const int token = group_of(i) * kGroup + t, row = token * kPitch + channel;
-        const float2 at =
-            make_float2(g[token * Traits::kGatePitch], g[token * Traits::kGatePitch + 1]);
-        const float2 down = make_float2(exp2_of(at.x), exp2_of(at.y));
-        const float2 up = make_float2(exp2_of(whole.x - at.x), exp2_of(whole.y - at.y));
-        const auto decay = [](Type* pair, float2 by) {
-          Operand::store_pair(pair, static_cast<float>(pair[0]) * by.x,
-                              static_cast<float>(pair[1]) * by.y);
-        };
-        decay(&stage.q[row], down);
-        decay(&scratch.right[row], up);
-        if constexpr (Update::kReadsState) {
-          decay(&stage.k[row], down);
-        } else {
-          stage.x[row] = scratch.right[row];
-          stage.x[row + 1] = scratch.right[row + 1];
-        }
+  // A gate per channel. Operands of the scores are anchored in the middle; those of the state are
+  // the same times 2^anchor.
+  __device__ __forceinline__ void channel_operands(const Octet (&q)[kTokens],
+                                                   const Octet (&k)[kTokens],
+                                                   const float (&q_norm)[kTokens],
+                                                   const float (&k_norm)[kTokens],
+                                                   float (&decay)[kTokens][8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4)
+      *reinterpret_cast<float4*>(&shared.before[group][channel() + i]) =
+          make_float4(decay[kTokens - 1][i], decay[kTokens - 1][i + 1], decay[kTokens - 1][i + 2],
+                      decay[kTokens - 1][i + 3]);
+    __syncthreads();
+    scan_groups();
+    __syncthreads();
+    float before[8], anchor[8], power[8], widest = 0;  // the anchor's own distance counts too
+    load_eight(&shared.before[group][channel()], before);
+    load_eight(&shared.anchor[channel()], anchor);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      power[i] = exp2_of(anchor[i]);
+      widest = fmaxf(widest, fabsf(anchor[i]));
+    }
+    const Piece powers = Operand::round(power);
+    float beta[kTokens];
+    betas(beta);
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      float a[8], b[8], out[8];
+      widen<kFp16>(q[t], a);
+      widen<kFp16>(k[t], b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        decay[t][i] += before[i];
+        widest = fmaxf(widest, fabsf(decay[t][i]));
+        const float down = exp2_of(decay[t][i]), up = exp2_of(-decay[t][i]);
+        a[i] = a[i] * down * q_norm[t];
+        out[i] = b[i] * up * k_norm[t];
+        b[i] = b[i] * down * (k_norm[t] * beta[t]);
+      }
+      Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(out));
+      const Piece left_q = Operand::round(a);
+      Rows::store(own(shared.q) + t * Rows::kRow, left_q);
+      Rows::store(own(stage.q) + t * Rows::kRow, Operand::product(left_q, powers));
+      if constexpr (Update::kReadsState) {
+        times_erase(token(t), b);
+        const Piece left_k = Operand::round(b);
+        Rows::store(own(shared.k) + t * Rows::kRow, left_k);
+        Rows::store(own(stage.k) + t * Rows::kRow, Operand::product(left_k, powers));
+      }
+    }
+    const Intra<Traits> intra{shared, stage, thread};
+    if (!__syncthreads_or(widest > kSafeSpan)) {
+      intra.scores();
+    } else {
+      // The anchor is out of reach of some token: scores by differences of G, see Intra.
+      float* cumulative = shared.all_decays();
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          cumulative[token(t) * Traits::kKeyDim + channel() + i] = decay[t][i] + anchor[i];
+      undecayed_operands(q_norm, k_norm);
+      __syncthreads();
+      Intra<Traits>::safe_scores(shared, stage, thread);
+      __syncthreads();
+      decay_operands();
+    }
+  }
+
+  // For the safe route: operands without their decays, from inputs read once more.
+  __device__ __forceinline__ void undecayed_operands(const float (&q_norm)[kTokens],
+                                                     const float (&k_norm)[kTokens]) const {
+    Octet q[kTokens], k[kTokens];
+    load_rows(p.args.q, q);
+    load_rows(p.args.k, k);
+    float beta[kTokens];
+    betas(beta);
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      float a[8], b[8];
+      widen<kFp16>(q[t], a);
+      widen<kFp16>(k[t], b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        a[i] *= q_norm[t];
+        b[i] *= k_norm[t];
+      }
+      Rows::store(own(stage.q) + t * Rows::kRow, Operand::round(a));
+      Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(b));
+      if constexpr (Update::kReadsState) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) b[i] *= beta[t];
+        times_erase(token(t), b);
+        Rows::store(own(stage.k) + t * Rows::kRow, Operand::round(b));
       }
     }
   }
 
-  // Before the first barrier, per head: q and k as they came.
-  __device__ __forceinline__ void copy_operands(typename Traits::Stage& stage) const {
+  // After the safe scores: the same threads decay what they wrote.
+  __device__ __forceinline__ void decay_operands() const {
+    const float* cumulative = shared.all_decays();
+    float whole[8];
+    load_eight(&cumulative[(kChunk - 1) * Traits::kKeyDim + channel()], whole);
+    shared.x_scale[thread] = 1;
+#pragma unroll 1
+    for (int t = 0; t < kTokens; ++t) {
+      float down[8], up[8];
+      load_eight(&cumulative[token(t) * Traits::kKeyDim + channel()], down);
 #pragma unroll
-    for (int i = 0; i < Traits::kItems; ++i) {
-      const int channel = channel_of(i);
-#pragma unroll
-      for (int t = 0; t < kGroup; ++t) {
-        const int token = group_of(i) * kGroup + t, row = token * kPitch + channel;
-        const float2 q = q_pair(token, channel), k = k_pair(token, channel);
-        Operand::store_pair(&stage.q[row], q.x, q.y);
-        Operand::store_pair(&stage.k[row], k.x, k.y);
+      for (int i = 0; i < 8; ++i) {
+        up[i] = exp2_of(whole[i] - down[i]);
+        down[i] = exp2_of(down[i]);
       }
+      const auto decay = [&](Type* matrix, const float (&by)[8]) {
+        float x[8];
+        Type* at = own(matrix) + t * Rows::kRow;
+        Operand::widen(Rows::load(at), x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] *= by[i];
+        Rows::store(at, Operand::round(x));
+      };
+      decay(stage.q, down);
+      decay(shared.right, up);
+      if constexpr (Update::kReadsState) decay(stage.k, down);
     }
   }
 
-  // After the first barrier, per head: factors of each token; lane is the token.
-  __device__ __forceinline__ void token_factors(typename Traits::Stage& stage) const {
-    const float g = scratch.cumulative[lane], whole = scratch.cumulative[kChunk - 1];
-    const float q_norm = inverse_norm(0, lane) * scale, k_norm = inverse_norm(1, lane);
-    stage.q_factor[lane] = q_norm * exp2_of(g);
-    stage.k_factor[lane] = scratch.beta[lane] * k_norm * exp2_of(g);
-    scratch.right_factor[lane] = k_norm * exp2_of(whole - g);
-    scratch.row_factor[0][lane] = scratch.beta[lane] * k_norm;
-    scratch.row_factor[1][lane] = q_norm;
-    scratch.column_factor[lane] = k_norm;
-    if (lane == 0) stage.total[0] = exp2_of(whole);
-  }
-
-  // Per head, add: x is k times its factor. The same lanes wrote k.
-  __device__ __forceinline__ void scale_writes(typename Traits::Stage& stage) const {
+  // A gate per head: scores from q and k as they came, decays and norms on the scores.
+  __device__ __forceinline__ void head_operands(const Octet (&q)[kTokens],
+                                                const Octet (&k)[kTokens],
+                                                const float (&q_norm)[kTokens],
+                                                const float (&k_norm)[kTokens]) const {
+    __syncthreads();
+    const float whole = shared.cumulative[kChunk - 1];
+    if (octet == 0) {
 #pragma unroll
-    for (int i = 0; i < Traits::kItems; ++i) {
-      const int channel = channel_of(i);
-#pragma unroll
-      for (int t = 0; t < kGroup; ++t) {
-        const int token = group_of(i) * kGroup + t, row = token * kPitch + channel;
-        const float by = scratch.right_factor[token];
-        Operand::store_pair(&stage.x[row], static_cast<float>(stage.k[row]) * by,
-                            static_cast<float>(stage.k[row + 1]) * by);
+      for (int t = 0; t < kTokens; ++t) {
+        const int i = token(t);
+        shared.row_factor[0][i] = shared.beta[i] * k_norm[t];
+        shared.row_factor[1][i] = q_norm[t];
+        shared.column_factor[i] = k_norm[t];
+        shared.right_factor[i] = k_norm[t] * exp2_of(whole - shared.cumulative[i]);
       }
     }
+    stage.total[thread] = exp2_of(whole);
+    shared.x_scale[thread] = 1;
+    float beta[kTokens];
+    betas(beta);
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      float a[8], b[8];
+      widen<kFp16>(q[t], a);
+      widen<kFp16>(k[t], b);
+      const float down = exp2_of(shared.cumulative[token(t)]);
+      Rows::store(own(shared.q) + t * Rows::kRow, Operand::round(a));
+      Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(b));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) a[i] *= q_norm[t] * down;
+      Rows::store(own(stage.q) + t * Rows::kRow, Operand::round(a));
+      if constexpr (Update::kReadsState) {
+        times_erase(token(t), b);
+        Rows::store(own(shared.k) + t * Rows::kRow, Operand::round(b));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) b[i] *= beta[t] * k_norm[t] * down;
+        Rows::store(own(stage.k) + t * Rows::kRow, Operand::round(b));
+      }
+    }
+    __syncthreads();
+    Intra<Traits>{shared, stage, thread}.scores();
+  }
+
+  __device__ __forceinline__ void run() const {
+    Octet q[kTokens], k[kTokens];
+    load_rows(p.args.q, q);
+    load_rows(p.args.k, k);
+    Raw g[kTokens], bias[1];
+    if constexpr (Gate::kPerChannel) load_gates(g, bias);  // all loads are in flight
+    token_scalars();
+    stage_erase();
+    float q_norm[kTokens], k_norm[kTokens];
+    norms(q, q_norm);
+    norms(k, k_norm);
+    const float scale =
+        p.args.scale == 0.0f ? rsqrtf(static_cast<float>(p.problem.key_dim)) : p.args.scale;
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) q_norm[t] *= scale;
+    const Intra<Traits> intra{shared, stage, thread};
+    if constexpr (!Update::kReadsState) intra.invert();  // the identity
+    if constexpr (Gate::kPerChannel) {
+      float decay[kTokens][8];
+      local_decays(g, bias, decay);
+      channel_operands(q, k, q_norm, k_norm, decay);
+    } else {
+      head_operands(q, k, q_norm, k_norm);
+    }
+    __syncthreads();
+    if constexpr (Update::kReadsState) {
+      intra.invert();
+      __syncthreads();
+    }
+    intra.products();
   }
 };
+
+// A block's chunk.
+struct PrepareJob {
+  cuda::Sequence sequence;
+  int first, count;  // tokens; count < 0: no chunk has the block's number
+
+  __device__ static PrepareJob of(const ForwardParams& p, std::int64_t number) {
+    const std::int64_t n = sequence_at(p, number), c = number - first_number(p, n);
+    PrepareJob job{cuda::sequence_of(p.args, n, p.sequence_length), 0, -1};
+    const Chunks chunks(job.sequence);
+    if (job.sequence.pad || c < 0 || c >= chunks.count()) return job;
+    job.first = chunks.first(static_cast<int>(c));
+    job.count = chunks.tokens(static_cast<int>(c));
+    return job;
+  }
+};
+
+// Grid: (HV, chunks of the segment).
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
+    prepare_kernel(const __grid_constant__ ForwardParams p) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(memory);
+  // In memory that is written later.
+  auto& job = *reinterpret_cast<PrepareJob*>(shared.lower);
+  const int thread = static_cast<int>(threadIdx.x), value_head = static_cast<int>(blockIdx.x);
+  if (thread < 32) {  // one warp asks, all know
+    const PrepareJob found = PrepareJob::of(p, p.segment.first + blockIdx.y);
+    if (thread == 0) job = found;
+  }
+  __syncthreads();
+  if (job.count < 0) return;
+  const int octet = thread % Traits::kOctets;
+  float* erase = p.args.erase.data == nullptr
+                     ? nullptr
+                     : reinterpret_cast<float*>(memory + sizeof(typename Traits::Shared));
+  const Prepare<Traits> prepare{
+      p,
+      shared,
+      static_cast<typename Traits::Stage*>(
+          p.stages)[static_cast<std::int64_t>(blockIdx.y) * p.problem.value_heads + value_head],
+      erase,
+      job.sequence,
+      value_head,
+      job.first,
+      job.count,
+      thread,
+      thread / Traits::kOctets,
+      octet,
+      p.problem.key_dim - 8 * octet};
+  prepare.run();
+}
 
 }  // namespace linattn::portable

@@ -19,48 +19,67 @@ struct OperandTf32;  // fp16 problems: bf16 has too few digits for them, fp16 to
 
 namespace {
 
-constexpr int kMaxStages = 4;
-constexpr std::int64_t kPieceTokens =
-    256;  // a piece is at least so long: two passes over fewer cost more than they save
+// Stages of one segment at most: the workspace stays small beside the inputs, and much of it in the
+// cache between the two kernels. With K = 128 an H200 prepares so many in four full waves.
+constexpr std::int64_t kSegmentBytes = std::int64_t{55} << 20;
+constexpr std::int64_t kSegmentChunks = 16;  // at least, whatever they take
+constexpr int kMostBuffers = 3;
+constexpr std::int64_t kPieceChunks =
+    8;  // a piece is at least so long: two passes over fewer cost more than they save
 constexpr std::int64_t kSplitBlocks =
-    192;  // blocks that a split may make, per block that a multiprocessor holds
+    160;  // blocks that a split may make, per block that a multiprocessor holds
 
 int padded(int key_dim) { return key_dim <= 64 ? 64 : key_dim <= 128 ? 128 : 256; }
 
 // K = 256 in fp16 would need more shared memory than any device has.
 int most_channels(const Problem& p) { return p.dtype == DType::kBFloat16 ? 256 : 128; }
 
-// f(ForwardInstance<...>{}) for the problem's operand, dims and class.
+// f(PrepareInstance<...>{}, ScanInstance<...>{}) for the problem's operand, dims and class.
 template <class F>
-void with_instance(const Problem& p, F&& f) {
+void with_instances(const Problem& p, F&& f) {
   with_class(p.op, [&]<class Gate, class Update>(Gate, Update) {
+    const auto with = [&]<class Operand, int kKeyDim>(Int<kKeyDim>, Operand*) {
+      f(PrepareInstance<Operand, kKeyDim, Gate, Update>{},
+        ScanInstance<Operand, kKeyDim, Update>{});
+    };
     if (p.dtype == DType::kBFloat16) {
-      with_dims<64, 128, 256>("key_dim", padded(p.key_dim), [&]<int kKeyDim>(Int<kKeyDim>) {
-        f(ForwardInstance<OperandBf16, kKeyDim, Gate, Update>{});
+      with_dims<64, 128, 256>("key_dim", padded(p.key_dim), [&](auto key_dim) {
+        with(key_dim, static_cast<OperandBf16*>(nullptr));
       });
     } else {
-      with_dims<64, 128>("key_dim", padded(p.key_dim), [&]<int kKeyDim>(Int<kKeyDim>) {
-        f(ForwardInstance<OperandTf32, kKeyDim, Gate, Update>{});
-      });
+      with_dims<64, 128>("key_dim", padded(p.key_dim),
+                         [&](auto key_dim) { with(key_dim, static_cast<OperandTf32*>(nullptr)); });
     }
   });
 }
 
-InstanceFacts facts_of(const Problem& p) {
-  InstanceFacts facts{};
-  with_instance(p, [&]<class Instance>(Instance) { facts = Instance::facts(); });
-  return facts;
-}
+struct Facts : PrepareFacts, ScanFacts {
+  Facts(const PrepareFacts& prepare, const ScanFacts& scan)
+      : PrepareFacts(prepare), ScanFacts(scan) {}
 
-int stages_that_fit(const Problem& p, const InstanceFacts& facts, int shared_bytes) {
-  // What a block may use if the multiprocessor is to hold as many as the tuning says.
-  const std::int64_t limit = shared_bytes / facts.blocks_per_multiprocessor;
-  const std::size_t fixed =
-      facts.scratch_bytes + (p.op.update == Update::kEraseWrite ? facts.strength_bytes : 0);
-  const auto room = limit - static_cast<std::int64_t>(fixed);
-  return static_cast<int>(
-      std::clamp<std::int64_t>(room / static_cast<std::int64_t>(facts.stage_bytes), 0, kMaxStages));
-}
+  static Facts of(const Problem& p) {
+    Facts facts{{}, {}};
+    with_instances(p, [&]<class Prepare, class Scan>(Prepare, Scan) {
+      facts = Facts(Prepare::facts(), Scan::facts());
+    });
+    if (p.op.update != Update::kEraseWrite) facts.erase_bytes = facts.strength_bytes = 0;
+    return facts;
+  }
+
+  // Chunks in shared memory: as many as let a multiprocessor hold as many blocks as it has
+  // registers for, or two in a single block. Fewer than two: it does not fit.
+  int buffers_in(int shared_bytes) const {
+    const auto fit = [&](int blocks) {
+      constexpr int kReserved = 1024;  // of each block, by the system
+      const std::int64_t room = (shared_bytes + kReserved) / blocks - kReserved -
+                                static_cast<std::int64_t>(exchange_bytes + strength_bytes);
+      return static_cast<int>(std::clamp<std::int64_t>(
+          room / static_cast<std::int64_t>(buffer_bytes), 0, kMostBuffers));
+    };
+    const int several = fit(blocks_per_multiprocessor);
+    return several >= 2 ? several : std::min(fit(1), 2);
+  }
+};
 
 std::string refusal(const Problem& p, Device device) {
   if (std::string text = cuda::device_refusal(device); !text.empty()) return text;
@@ -75,13 +94,15 @@ std::string refusal(const Problem& p, Device device) {
   if (p.checkpoint_interval % kChunk != 0)
     return "checkpoint_interval is " + std::to_string(p.checkpoint_interval) + "; a multiple of " +
            std::to_string(kChunk) + " is needed";
-  const InstanceFacts facts = facts_of(p);
+  const Facts facts = Facts::of(p);
   const int shared = cuda::device_info(device.index).shared_bytes;
-  if (stages_that_fit(p, facts, shared) < 1)
+  const std::size_t needed =
+      std::max(facts.shared_bytes + facts.erase_bytes,
+               2 * facts.buffer_bytes + facts.exchange_bytes + facts.strength_bytes);
+  if (needed > static_cast<std::size_t>(shared))
     return "key_dim " + std::to_string(p.key_dim) + " in " + to_string(p.dtype) + " needs " +
-           std::to_string((facts.scratch_bytes + facts.stage_bytes) *
-                          static_cast<std::size_t>(facts.blocks_per_multiprocessor)) +
-           " bytes of shared memory; the device has " + std::to_string(shared);
+           std::to_string(needed) + " bytes of shared memory; the device has " +
+           std::to_string(shared);
   return {};
 }
 
@@ -105,91 +126,121 @@ std::string refusal_of(const Problem& p, const ForwardArgs& args) {
   return {};
 }
 
-// Value heads times blocks of value columns.
-std::int64_t blocks_per_sequence(const Problem& p, const InstanceFacts& facts) {
-  return static_cast<std::int64_t>(p.value_heads) *
-         ((p.value_dim + facts.value_block - 1) / facts.value_block);
-}
+// How the chunks of a call are cut: all that plan and run must agree on.
+struct Cut {
+  std::int64_t numbers;    // of all chunks, see chunks.cuh
+  std::int64_t capacity;   // most numbers of one segment: rises with the call's sizes
+  std::int64_t segment;    // numbers of one segment: all are about as long
+  std::int64_t sequences;  // most that meet one segment
+  std::int64_t pieces;     // of a sequence in a segment
 
-// Pieces per sequence that give every multiprocessor a block. Splitting costs a second pass and the
-// transitions: it must find at least three idle places for each busy one.
-std::int64_t pieces(const Problem& p, const InstanceFacts& facts, Sizes n,
-                    std::int64_t multiprocessors) {
-  if (p.batch_invariant || n.sequences == 0) return 1;
-  if (p.sm_limit > 0) multiprocessors = std::min<std::int64_t>(multiprocessors, p.sm_limit);
-  const std::int64_t places =
-      std::min(multiprocessors, kSplitBlocks) * facts.blocks_per_multiprocessor;
-  const std::int64_t wanted =
-      std::min(places / (n.sequences * blocks_per_sequence(p, facts)), n.tokens / kPieceTokens);
-  return wanted < 3 ? 1 : wanted;
-}
+  // multiprocessors: of the device, or more than any has.
+  Cut(const Problem& p, const Facts& facts, Sizes n, int spare_numbers,
+      std::int64_t multiprocessors) {
+    numbers = n.tokens / kChunk + n.sequences * spare_numbers;
+    const std::int64_t bytes = static_cast<std::int64_t>(facts.stage_bytes) * p.value_heads;
+    const std::int64_t most = std::max(kSegmentChunks, kSegmentBytes / bytes);
+    capacity = std::min(numbers, most);
+    const std::int64_t segments = std::max<std::int64_t>((numbers + most - 1) / most, 1);
+    segment = (numbers + segments - 1) / segments;
+    sequences = std::min(n.sequences, capacity);
+    // Pieces that give every multiprocessor a block. Splitting costs a second pass and the
+    // transitions: it must find at least three idle places for each busy one.
+    if (p.sm_limit > 0) multiprocessors = std::min<std::int64_t>(multiprocessors, p.sm_limit);
+    const std::int64_t blocks = std::max<std::int64_t>(sequences, 1) * p.value_heads *
+                                ((p.value_dim + facts.value_block - 1) / facts.value_block);
+    const std::int64_t wanted =
+        std::min(std::min(multiprocessors, kSplitBlocks) * facts.blocks_per_multiprocessor / blocks,
+                 capacity / std::max<std::int64_t>(sequences, 1) / kPieceChunks);
+    pieces = p.batch_invariant || wanted < 3 ? 1 : wanted;
+  }
+
+  bool several_segments() const { return numbers > capacity; }
+};
 
 struct ForwardBuffers {
   WorkspaceLayout layout;
-  Slot<float> state;       // [pieces of all sequences, HV, V, K]
-  Slot<float> transition;  // [pieces of all sequences, HV, K, K]
+  Slot<std::byte> stages;  // [capacity, HV] of Stage
+  Slot<float> carried[2];  // [HV, V, K]: between segments, in turn
+  Slot<float> state;       // [sequences, pieces, HV, V, K]
+  Slot<float> transition;  // [sequences, pieces, HV, K, K]
 
-  ForwardBuffers(const Problem& p, std::int64_t all_pieces)
-      : state(layout.book<float>(all_pieces * p.value_heads * p.key_dim * p.value_dim)),
-        transition(layout.book<float>(all_pieces * p.value_heads * p.key_dim * p.key_dim)) {}
+  ForwardBuffers(const Problem& p, const Facts& facts, const Cut& cut) {
+    stages = layout.book<std::byte>(cut.capacity * p.value_heads *
+                                    static_cast<std::int64_t>(facts.stage_bytes));
+    const std::int64_t matrix = std::int64_t{p.value_heads} * p.key_dim;
+    if (cut.several_segments())
+      for (auto& slot : carried) slot = layout.book<float>(matrix * p.value_dim);
+    if (cut.pieces == 1) return;
+    state = layout.book<float>(cut.sequences * cut.pieces * matrix * p.value_dim);
+    transition = layout.book<float>(cut.sequences * cut.pieces * matrix * p.key_dim);
+  }
 };
 
 // Holds for every device and for every smaller call.
 std::size_t workspace_bytes(const Problem& p, Sizes n) {
-  const InstanceFacts facts = facts_of(p);
-  const std::int64_t most =
-      kSplitBlocks * facts.blocks_per_multiprocessor / blocks_per_sequence(p, facts);
-  const std::int64_t all_pieces =
-      std::min(most, n.tokens / kPieceTokens * std::max<std::int64_t>(n.sequences, 1));
-  return p.batch_invariant || all_pieces < 3 ? 0 : ForwardBuffers(p, all_pieces).layout.bytes();
+  const Facts facts = Facts::of(p);
+  Cut cut(p, facts, n, 2, kSplitBlocks);
+  // Fewer sequences may be cut into more pieces: the bound is that of one.
+  const Cut single(p, facts, {n.tokens, std::min<std::int64_t>(n.sequences, 1)}, 2, kSplitBlocks);
+  cut.pieces = single.pieces;
+  cut.sequences = std::min<std::int64_t>(cut.sequences, 1);
+  return ForwardBuffers(p, facts, cut).layout.bytes();
 }
 
 void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue queue) {
   if (args.sequences == 0 && args.tokens == 0) return;
   const cuda::DeviceGuard guard(queue.device);
   const cuda::DeviceInfo& device = cuda::device_info(queue.device.index);
-  const InstanceFacts facts = facts_of(p);
+  const Facts facts = Facts::of(p);
 
   ForwardParams params{};
   params.args = args;
   params.problem = p;
-  params.phase = Phase::kOutput;
-  params.pieces = 1;
   const auto wide = [](const Tensor& t, DType dtype, int dim) {
     const auto unit = static_cast<std::int64_t>(16 / size_of(dtype));
-    return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && dim % unit == 0 &&
+    return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && dim % 8 == 0 &&
            t.sequence_stride % unit == 0 && t.token_stride % unit == 0 && t.head_stride % unit == 0;
   };
   params.wide_qk = wide(args.q, p.dtype, p.key_dim) && wide(args.k, p.dtype, p.key_dim);
-  params.wide_g = wide(args.g, p.gate_dtype, p.key_dim);
+  params.wide_g = wide(args.g, p.gate_dtype, p.key_dim) &&
+                  reinterpret_cast<std::uintptr_t>(args.dt_bias) % 16 == 0;
   params.wide_v = wide(args.v, p.dtype, p.value_dim);
+  params.sequence_length = args.sequences == 0 ? 0 : args.tokens / args.sequences;
+  params.spare_numbers = args.start_positions == nullptr ? 1 : 2;
   params.value_blocks = (p.value_dim + facts.value_block - 1) / facts.value_block;
   const int key_blocks = (p.key_dim + facts.value_block - 1) / facts.value_block;
   params.extra_blocks = args.transition.data == nullptr ? 0 : key_blocks;
-  params.stages = stages_that_fit(p, facts, device.shared_bytes);
-  if (args.transition.data == nullptr)
-    params.pieces =
-        static_cast<int>(pieces(p, facts, {args.tokens, args.sequences}, device.multiprocessors));
+  params.buffers = facts.buffers_in(device.shared_bytes);
 
-  const auto launch = [&](const ForwardParams& which) {
-    const std::int64_t tail = which.phase == Phase::kOutput && args.cu_seqlens != nullptr ? 1 : 0;
-    const std::int64_t blocks = (args.sequences * which.pieces + tail) * p.value_heads *
-                                (which.value_blocks + which.extra_blocks);
-    with_instance(p, [&]<class Instance>(Instance) {
-      Instance::launch(which, blocks, device.index, queue.stream);
+  Cut cut(p, facts, {args.tokens, args.sequences}, params.spare_numbers, device.multiprocessors);
+  if (args.transition.data != nullptr) cut.pieces = 1;
+  const ForwardBuffers buffers(p, facts, cut);
+  params.stages = buffers.stages.in(workspace);
+  params.sequences = static_cast<int>(cut.sequences);
+  params.pieces = static_cast<int>(cut.pieces);
+  params.piece_state = buffers.state.in(workspace);
+  params.piece_transition = buffers.transition.in(workspace);
+
+  int parity = 0;
+  for (std::int64_t first = 0; first < std::max<std::int64_t>(cut.numbers, 1);
+       first += cut.segment, parity ^= 1) {
+    params.segment = {static_cast<int>(first),
+                      static_cast<int>(std::min(cut.segment, cut.numbers - first))};
+    params.carried_in = buffers.carried[parity].in(workspace);
+    params.carried_out = buffers.carried[parity ^ 1].in(workspace);
+    with_instances(p, [&]<class Prepare, class Scan>(Prepare, Scan) {
+      if (params.segment.count > 0) Prepare::launch(params, device.index, queue.stream);
+      if (params.pieces > 1) {
+        ForwardParams summary = params;
+        summary.phase = Phase::kSummarise;
+        summary.extra_blocks = key_blocks;
+        Scan::launch(summary, device.index, queue.stream);
+        launch_fold(params, device.index, queue.stream);
+      }
+      Scan::launch(params, device.index, queue.stream);
     });
-  };
-  if (params.pieces > 1) {
-    const ForwardBuffers buffers(p, args.sequences * params.pieces);
-    params.piece_state = buffers.state.in(workspace);
-    params.piece_transition = buffers.transition.in(workspace);
-    ForwardParams summary = params;
-    summary.phase = Phase::kSummarise;
-    summary.extra_blocks = key_blocks;
-    launch(summary);
-    launch_fold(params, queue.stream);
   }
-  launch(params);
 }
 
 }  // namespace

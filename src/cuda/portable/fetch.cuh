@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sizes and shared memory of the scan kernel, and what keeps its ring of buffers filled.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/common/sequence.cuh"
+#include "cuda/portable/chunks.cuh"
+#include "cuda/portable/stage.cuh"
+
+namespace linattn::portable {
+
+template <class OperandPolicy, int kKeyDimPadded, class UpdatePolicy>
+struct ScanTraits {
+  using Operand = OperandPolicy;
+  using Type = typename Operand::Type;
+  using Update = UpdatePolicy;
+  using Io = std::conditional_t<std::is_same_v<Operand, OperandBf16>, __nv_bfloat16, __half>;
+  using Stage = portable::Stage<Operand, kKeyDimPadded, Update>;
+  using Rows = typename Stage::Rows;
+
+  static constexpr int kKeyDim = kKeyDimPadded;
+  // A warp's part of the state: 64 registers a lane with 128 channels. Warps that share columns
+  // meet once or twice a chunk, which costs more than halves of 64 channels gain.
+  static constexpr int kWarpColumns = 16;
+  static constexpr int kWarpKeys = kKeyDim < 128 ? kKeyDim : 128;
+  static constexpr int kTiles = kWarpKeys / 8;
+  static constexpr int kGroups = 4;                    // of columns
+  static constexpr int kSplits = kKeyDim / kWarpKeys;  // warps that share columns
+  static constexpr int kWarps = kGroups * kSplits;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kValueBlock = kWarpColumns * kGroups;
+  static constexpr int kBlocks = kKeyDim == 256 ? 1 : kKeyDim == 128 ? 2 : 3;  // per multiprocessor
+  static constexpr int kTokenTiles = kChunk / 8;
+  static constexpr int kOwnTiles = kTokenTiles / kSplits;
+
+  struct Buffer {
+    Stage stage;
+    alignas(16) std::uint16_t v[kChunk * kValueBlock];
+  };
+
+  // Of the warps that share columns.
+  struct Exchange {
+    struct Half {
+      std::uint32_t r[sizeof(typename Operand::A) / 8];
+    };
+    struct alignas(16) Tiles {
+      Half half[2];
+    };
+    float4 partial[2][kSplits][kTokenTiles][32];  // S^T k^T and S^T q^T of each split's channels
+    Tiles writes[2][32];
+  };
+
+  // gdn2: each state warp's write strengths, behind the buffers.
+  static constexpr int kStrengthPitch = kChunk + 4;
+  static constexpr std::size_t kStrengthBytes =
+      kWarps * kWarpColumns * kStrengthPitch * sizeof(float);
+  static constexpr std::size_t kJobBytes = 256;  // see scan_kernel.cuh
+  static constexpr std::size_t kExchangeBytes = kSplits == 1 ? 0 : kGroups * sizeof(Exchange);
+
+  // Of a unit of 8 columns of V in a buffer, shuffled so that the rows permuted(t, 0 .. 7) of a
+  // unit meet all banks.
+  __device__ static constexpr int value_place(int token, int unit) {
+    return token * kValueBlock + (unit ^ (token % 2 + 2 * (token / 8))) * 8;
+  }
+};
+
+// Copies 4 or 16 bytes to shared memory behind the thread's back; zeros if they do not exist.
+template <int kBytes>
+__device__ __forceinline__ void fetch(std::uint32_t to, const void* from, bool exists = true) {
+  if constexpr (kBytes == 16) {  // past the first-level cache
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(exists ? kBytes : 0));
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
+                 "r"(exists ? kBytes : 0));
+  }
+}
+__device__ __forceinline__ void fetch_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits for all but the last kPending groups.
+template <int kPending>
+__device__ __forceinline__ void fetch_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// A block's copies: chunk after chunk, each into the buffer that is given.
+template <class Traits>
+struct Fetcher {
+  using Stage = typename Traits::Stage;
+  using Buffer = typename Traits::Buffer;
+
+  const ForwardParams& p;
+  const Stage* stage;      // of the next chunk
+  const std::uint16_t* v;  // the same chunk's first token, the block's first column
+  int columns;             // of V from there on; 0: none
+  int chunk;
+
+  __device__ __forceinline__ void next(const Chunks& chunks, Buffer& buffer) {
+    const int thread = static_cast<int>(threadIdx.x), count = chunks.tokens(chunk++);
+    const auto* from = reinterpret_cast<const uint4*>(stage) + thread;
+    const std::uint32_t to = shared_address(&buffer.stage) + 16 * thread;
+    constexpr int kUnits = sizeof(Stage) / sizeof(uint4);
+#pragma unroll
+    for (int base = 0; base < kUnits; base += Traits::kThreads)
+      if (base + Traits::kThreads <= kUnits || base + thread < kUnits)
+        fetch<16>(to + 16 * base, from + base);
+    if (p.wide_v) {
+      values<16>(shared_address(buffer.v), count);
+    } else {
+      values<4>(shared_address(buffer.v), count);
+    }
+    stage += p.problem.value_heads;
+    v += count * p.args.v.token_stride;
+  }
+
+ private:
+  template <int kBytes>
+  __device__ __forceinline__ void values(std::uint32_t to, int count) const {
+    constexpr int kElements = kBytes / 2, kParts = Traits::kValueBlock / kElements;  // of a row
+    constexpr int kStep = Traits::kThreads / kParts;  // rows at a time
+    const int thread = static_cast<int>(threadIdx.x), element = thread % kParts * kElements;
+    int token = thread / kParts;
+    const std::uint16_t* from = v + token * p.args.v.token_stride + element;
+    constexpr int kUnroll = kBytes == 16 ? 8 : 1;  // unrolled addresses would stay in registers
+#pragma unroll kUnroll
+    for (int i = 0; i < kChunk; i += kStep) {
+      if (kStep > kChunk && token >= kChunk) break;
+      const bool exists = element < columns && token < count;
+      fetch<kBytes>(to + 2 * (Traits::value_place(token, element / 8) + element % 8),
+                    exists ? from : v, exists);
+      token += kStep;
+      from += kStep * p.args.v.token_stride;
+    }
+  }
+};
+
+}  // namespace linattn::portable

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/portable/prepare_instance.cuh"
+
+namespace linattn::portable {
+
+template struct PrepareInstance<OperandBf16, 64, GateHead, UpdateDelta>;
+
+}  // namespace linattn::portable

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/portable/scan_instance.cuh"
+
+namespace linattn::portable {
+
+template struct ScanInstance<OperandBf16, 256, UpdateDelta>;
+
+}  // namespace linattn::portable
