@@ -60,18 +60,18 @@ int positive(const char* text) {
 }
 
 Options parse(int argc, char** argv) {
-  static const option kOptions[] = {{"list", no_argument, nullptr, 'l'},
-                                    {"filter", required_argument, nullptr, 'f'},
-                                    {"device", required_argument, nullptr, 'd'},
-                                    {"implementation", required_argument, nullptr, 'i'},
-                                    {"repeats", required_argument, nullptr, 'r'},
-                                    {"threads", required_argument, nullptr, 't'},
-                                    {"json", required_argument, nullptr, 'j'},
-                                    {"check", no_argument, nullptr, 'c'},
-                                    {"score", no_argument, nullptr, 's'},
-                                    {"fma", no_argument, nullptr, 'm'},
-                                    {"help", no_argument, nullptr, 'h'},
-                                    {}};
+  static constexpr option kOptions[] = {{"list", no_argument, nullptr, 'l'},
+                                        {"filter", required_argument, nullptr, 'f'},
+                                        {"device", required_argument, nullptr, 'd'},
+                                        {"implementation", required_argument, nullptr, 'i'},
+                                        {"repeats", required_argument, nullptr, 'r'},
+                                        {"threads", required_argument, nullptr, 't'},
+                                        {"json", required_argument, nullptr, 'j'},
+                                        {"check", no_argument, nullptr, 'c'},
+                                        {"score", no_argument, nullptr, 's'},
+                                        {"fma", no_argument, nullptr, 'm'},
+                                        {"help", no_argument, nullptr, 'h'},
+                                        {}};
   Options options;
   for (int letter; (letter = getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
     switch (letter) {

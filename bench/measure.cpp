@@ -69,6 +69,7 @@ void measure_pass(Machine& machine, const TimedCase& c, const std::string& imple
 
   const auto calls = make_calls(machine, c);
   std::vector<Args> args;
+  args.reserve(calls.size());
   for (const auto& call : calls) args.push_back(call->template args<Args>());
   std::shared_ptr<void> memory;
   const Workspace workspace = make_workspace(machine, bytes, memory);
