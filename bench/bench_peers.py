@@ -51,8 +51,8 @@ def read_cases(program: Path, pattern: str) -> list[Case]:
 # ---- time ---------------------------------------------------------------------------------------------------------
 
 
-def input_bytes(x: dict[str, Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in x.values() if t is not None)
+def size_in_bytes(*tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 def between_events(run: Callable[[int], Any], repeats: int) -> float:
@@ -165,11 +165,12 @@ def run_case(case: Case, peers: list[Peer], repeats: int) -> list[dict[str, Any]
     first = make_inputs(case, 1, "cuda")
     reference, reference_state, part = oracle(case, first)
     cache = torch.cuda.get_device_properties(0).L2_cache_size
+    inputs = size_in_bytes(*first.values())
     sets = [first]
-    if input_bytes(first) <= cache:
-        count = min(64, 2 * cache // input_bytes(first) + 1)
+    if inputs <= cache:
+        count = min(64, 2 * cache // inputs + 1)
         sets += [make_inputs(case, seed, "cuda") for seed in range(2, count + 1)]
-    small = input_bytes(first) + 2 * first["v"].numel() < GRAPH_BYTES
+    small = inputs + size_in_bytes(first["v"], first["state"]) < GRAPH_BYTES  # out is as v
     rows = []
     for peer in peers:
         row: dict[str, Any] = {"case": case.case, "peer": peer.name}
