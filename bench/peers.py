@@ -183,6 +183,8 @@ class Linattn(Peer):
     def prepare(self, case: Case, x: Tensors) -> Call:
         import linattn
 
+        if self.implementation not in (None, *linattn.implementations(case.kind)):
+            raise Declines(f"{self.implementation} has no {case.kind}")
         arguments = native_arguments(case, x) | {"implementation": self.implementation}
         if case.step:
             state = x["state"].clone()

@@ -137,7 +137,7 @@ def test_the_comparison_lists_cases_and_libraries():
 )
 def test_the_comparison_measures_the_error_of_the_right_heads(rows, name):
     import bench_peers
-    from peers import Case, Linattn, make_inputs
+    from peers import Case, Declines, Linattn, make_inputs
 
     fields = dict(rows[name])
     group = fields["value_heads"] // fields["heads"]
@@ -148,5 +148,7 @@ def test_the_comparison_measures_the_error_of_the_right_heads(rows, name):
     reference, reference_state, part = bench_peers.oracle(case, x)
     out, state = Linattn("cpu.recurrent").prepare(case, x)()
     assert reference.shape[2] == 2 * group
+    with pytest.raises(Declines, match="has no"):
+        Linattn("cpu.nothing").prepare(case, x)
     assert bench_peers.relative_rms(out[part], reference) < 4e-3
     assert bench_peers.relative_rms(state[:, part[2]], reference_state) < 4e-3
