@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. The work is in tools/*; every target may be repeated and then starts at once.
-.PHONY: help demo test lint cuda device device-test bench wheel sanitize mutants clean
+.PHONY: help demo test lint cuda device device-test bench score wheel sanitize mutants clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -39,11 +39,17 @@ device-test:
 	@test -x build/device/linattn_unit_tests || $(MAKE) device
 	@tools/device_test.sh
 
-## make bench        run linattn-bench on this machine
+## make bench        build for this machine, with CUDA if it has a GPU, and run linattn-bench; ARGS='--filter kda'
 bench:
 	@tools/setup.sh build
 	@tools/build.sh native
-	@tools/bench.sh
+	@build/native/linattn-bench $(ARGS)
+
+## make score        IMPLEMENTATION=name: build, check and time that row; standard output is one line of JSON
+score:
+	@tools/setup.sh build >&2
+	@tools/build.sh native --target linattn-bench >&2
+	@build/native/linattn-bench --score $(if $(IMPLEMENTATION),--implementation $(IMPLEMENTATION)) $(ARGS)
 
 ## make wheel        dist/linattn-*.whl, CPU only; LINATTN_CUDA=ON make wheel adds the CUDA kernels
 wheel:

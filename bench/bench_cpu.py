@@ -36,7 +36,9 @@ def fma_per_second() -> float:
     probe = ROOT / "build/native/linattn-bench"
     if not probe.exists():
         raise SystemExit(f"{probe.relative_to(ROOT)} is not built: run `make bench` first")
-    return float(subprocess.run([probe, "fma"], capture_output=True, text=True, check=True).stdout)
+    return float(
+        subprocess.run([probe, "--fma"], capture_output=True, text=True, check=True).stdout
+    )
 
 
 def inputs(tokens: int, heads: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// THE table: what the conformance driver runs on every implementation and what the benchmark times.
-// A row of a block is a shape and its options; a block is its rows times a list of ops.
+// THE table: what the conformance driver runs on every implementation. A row of a block is a shape
+// and its options; a block is its rows times a list of ops.
 #pragma once
 
 #include <array>

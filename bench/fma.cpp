@@ -2,7 +2,7 @@
 //
 // How many fp32 multiply-adds one core of this machine does, with the widest vectors that it has:
 // chains of dependent operations in registers, enough of them to hide the latency.
-#include "bench_cpu_fma.h"
+#include "fma.h"
 
 #include <cstdint>
 #include <ctime>

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call.h"
+
+#include <type_traits>
+
+#include "core/dtype.h"
+
+namespace linattn::bench {
+namespace {
+
+using Draw = Fill::Draw;
+
+bool has_activation(const TimedCase& c) {
+  return c.gates == kUnbounded ||
+         (c.gates == kForget && c.op.gate == Gate::kChannel && c.op.update != Update::kAdd);
+}
+
+// g as docs/benchmarks.md defines the settings.
+Fill gate_fill(const TimedCase& c) {
+  if (c.op.gate == Gate::kHeadConstant)
+    return {.draw = Draw::kRamp, .a = 0, .b = -8.0f / static_cast<float>(c.value_heads)};
+  if (has_activation(c)) return {.draw = Draw::kNormal};
+  if (c.gates == kForget) return {.draw = Draw::kUniform, .a = -1, .b = 0};
+  if (c.op.gate == Gate::kHead) return {.draw = Draw::kUniform, .a = -.02f, .b = 0};
+  return {.draw = Draw::kLongDecay,
+          .a = .001f,
+          .b = .1f,
+          .channels = std::int64_t{c.value_heads} * kKeyDim};
+}
+
+std::int64_t gate_width(Op op) {
+  return op.gate == Gate::kNone ? 0 : op.gate == Gate::kChannel ? kKeyDim : 1;
+}
+
+}  // namespace
+
+Problem problem_of(const TimedCase& c, Storage storage) {
+  const auto stored = [&](DType dtype) {
+    return storage == Storage::kFp32 ? DType::kFloat32 : dtype;
+  };
+  Problem p{.op = c.op,
+            .dtype = stored(c.dtype),
+            .max_tokens = c.total_tokens(),
+            .max_sequences = c.sequences,
+            .heads = c.heads,
+            .value_heads = c.value_heads,
+            .key_dim = kKeyDim,
+            .value_dim = kValueDim,
+            .qk_l2norm = c.op.update != Update::kAdd,
+            .state_layout = StateLayout::kValueKey,
+            .state_dtype = stored(c.state_dtype)};
+  // Models compute a gate per head in fp32, and hand over one per channel as the other activations.
+  p.gate_dtype = stored(c.op.gate == Gate::kChannel ? c.dtype : DType::kFloat32);
+  p.beta_dtype = stored(c.dtype);
+  if (c.op.gate != Gate::kNone)
+    p.gate_input = !has_activation(c)      ? GateInput::kLogDecay
+                   : c.gates == kUnbounded ? GateInput::kSoftplus
+                                           : GateInput::kBounded;
+  if (c.op.update != Update::kAdd) p.beta_input = BetaInput::kLogit;
+  return p;
+}
+
+std::int64_t Call::Buffer::bytes() const {
+  return count * static_cast<std::int64_t>(size_of(dtype));
+}
+
+Call::Call(Machine& machine, const TimedCase& c, std::uint64_t seed, Storage storage)
+    : machine_(machine), case_(c), problem_(problem_of(c, storage)), seed_(seed) {
+  const Problem& p = problem_;
+  const std::int64_t t = c.total_tokens(), hv = c.value_heads;
+  add("q", p.dtype, t * c.heads * kKeyDim, {});
+  add("k", p.dtype, t * c.heads * kKeyDim, {});
+  add("v", p.dtype, t * hv * kValueDim, {});
+  if (c.op.gate != Gate::kNone)
+    add("g", p.gate_dtype, (c.op.gate == Gate::kHeadConstant ? 1 : t) * hv * gate_width(c.op),
+        gate_fill(c));
+  if (has_activation(c)) {
+    add("a_log", DType::kFloat32, hv, {.draw = Draw::kUniform});
+    add("dt_bias", DType::kFloat32, hv * gate_width(c.op), {.draw = Draw::kUniform});
+  }
+  if (c.op.update == Update::kDelta) add("beta", p.beta_dtype, t * hv, {});
+  if (c.op.update == Update::kEraseWrite) {
+    add("erase", p.beta_dtype, t * hv * kKeyDim, {});
+    add("write", p.beta_dtype, t * hv * kValueDim, {});
+  }
+  const std::int64_t states = c.sequences * hv * kKeyDim * kValueDim;
+  add("initial_state", p.state_dtype, states, {.a = 0, .b = .1f});
+  add_output("out", p.dtype, t * hv * kValueDim);
+  if (c.pass == Pass::kStep)
+    buffers_["initial_state"].written = true;  // in place
+  else
+    add_output("final_state", p.state_dtype, states);
+  if (c.pass == Pass::kForward && c.sequences > 1) {
+    std::vector<std::int32_t> offsets{0};
+    for (const std::int64_t length : lengths_of(c))
+      offsets.push_back(offsets.back() + static_cast<std::int32_t>(length));
+    const std::size_t bytes = offsets.size() * sizeof(std::int32_t);
+    Buffer& to = buffers_["cu_seqlens"];
+    to = {machine.allocate(bytes), DType::kInt32, static_cast<std::int64_t>(offsets.size()), true};
+    machine.upload(to.data.get(), offsets.data(), bytes);
+  }
+}
+
+template <class Args>
+Args Call::args() const {
+  const auto floats = [&](const char* name) {
+    const auto found = buffers_.find(name);
+    return found == buffers_.end() ? nullptr : static_cast<const float*>(found->second.data.get());
+  };
+  const std::int64_t hv = case_.value_heads;
+  Args a;
+  a.tokens = case_.total_tokens();
+  a.sequences = case_.sequences;
+  if (buffers_.contains("cu_seqlens")) a.cu_seqlens = buffers_.at("cu_seqlens").data.get();
+  a.q = tensor("q", case_.heads, kKeyDim);
+  a.k = tensor("k", case_.heads, kKeyDim);
+  a.v = tensor("v", hv, kValueDim);
+  a.g = tensor("g", hv, gate_width(case_.op));
+  if (case_.op.gate == Gate::kHeadConstant) a.g.sequence_stride = a.g.token_stride = 0;
+  a.beta = tensor("beta", hv, 1);
+  a.erase = tensor("erase", hv, kKeyDim);
+  a.write = tensor("write", hv, kValueDim);
+  a.a_log = floats("a_log");
+  a.dt_bias = floats("dt_bias");
+  if (problem_.gate_input == GateInput::kBounded) a.lower_bound = kLowerBound;
+  a.out = tensor("out", hv, kValueDim);
+  a.initial_state = state("initial_state");
+  a.final_state = state(std::is_same_v<Args, StepArgs> ? "initial_state" : "final_state");
+  return a;
+}
+template ForwardArgs Call::args<ForwardArgs>() const;
+template StepArgs Call::args<StepArgs>() const;
+
+std::int64_t Call::input_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [name, buffer] : buffers_) bytes += buffer.read ? buffer.bytes() : 0;
+  return bytes;
+}
+
+std::int64_t Call::traffic_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [name, buffer] : buffers_)
+    bytes += (buffer.read ? buffer.bytes() : 0) + (buffer.written ? buffer.bytes() : 0);
+  return bytes;
+}
+
+void Call::take_inputs(const Call& from) {
+  for (const auto& [name, buffer] : from.buffers_)
+    if (buffer.read && buffer.dtype != DType::kInt32) put(buffers_.at(name), from.get(buffer));
+}
+
+std::vector<float> Call::values(const std::string& name) const { return get(buffers_.at(name)); }
+
+void Call::add(const std::string& name, DType dtype, std::int64_t count, Fill fill) {
+  fill.seed = ++seed_;
+  Buffer& buffer = buffers_[name];
+  buffer = {nullptr, dtype, count, true};
+  buffer.data = machine_.allocate(static_cast<std::size_t>(buffer.bytes()));
+  machine_.fill(buffer.data.get(), dtype, count, fill);
+}
+
+// Poisoned: what a run leaves out shows.
+void Call::add_output(const std::string& name, DType dtype, std::int64_t count) {
+  constexpr float kNaN = __builtin_nanf("");
+  add(name, dtype, count, {.draw = Draw::kRamp, .a = kNaN});
+  buffers_[name].read = false;
+  buffers_[name].written = true;
+}
+
+Tensor Call::tensor(const std::string& name, std::int64_t heads, std::int64_t dim) const {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end()) return {};
+  return contiguous(found->second.data.get(), heads, dim, case_.total_tokens() / case_.sequences);
+}
+
+State Call::state(const std::string& name) const {
+  return contiguous_state(buffers_.at(name).data.get(), case_.sequences, case_.value_heads, kKeyDim,
+                          kValueDim);
+}
+
+void Call::put(const Buffer& to, const std::vector<float>& values) const {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(to.bytes()));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    store(bytes.data(), to.dtype, static_cast<std::int64_t>(i), values[i]);
+  machine_.upload(to.data.get(), bytes.data(), bytes.size());
+}
+
+std::vector<float> Call::get(const Buffer& from) const {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(from.bytes()));
+  machine_.download(bytes.data(), from.data.get(), bytes.size());
+  std::vector<float> values(static_cast<std::size_t>(from.count));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = load(bytes.data(), from.dtype, static_cast<std::int64_t>(i));
+  return values;
+}
+
+}  // namespace linattn::bench
