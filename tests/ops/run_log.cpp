@@ -86,15 +86,16 @@ class RunLog : public testing::EmptyTestEventListener {
 };
 
 RunLog& run_log() {
-  static auto* log = [] {
-    auto* made = new RunLog;
-    testing::UnitTest::GetInstance()->listeners().Append(made);  // which owns it
-    return made;
-  }();
+  static auto* log = new RunLog;
   return *log;
 }
 
-[[maybe_unused]] const RunLog& kListening = run_log();
+// Listens from the start of the run on: behind the printer, which then hears of a test's end last.
+class Registrar : public testing::Environment {
+  void SetUp() override { testing::UnitTest::GetInstance()->listeners().Append(&run_log()); }
+};
+[[maybe_unused]] const testing::Environment* kRegistered =
+    testing::AddGlobalTestEnvironment(new Registrar);
 
 }  // namespace
 
