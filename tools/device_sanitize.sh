@@ -29,7 +29,8 @@ if ! grep -q 'ERROR SUMMARY' "$logs/first" || grep -qE 'Device not supported|not
 fi
 
 # A tool costs ten to a hundred times the run, most of it on the host: so, in several processes.
-shards=$(($(nproc) < 12 ? $(nproc) : 12)) failed=0 members=()
+cores=$(nproc)
+shards=${SHARDS:-$((cores < 12 ? cores : 12))} failed=0 members=()
 for tool in "${tools[@]}"; do
   suites='*Instances*' options=()
   [[ $tool == memcheck ]] && suites+=':Garbage*' options=(--padding 1024)

@@ -9,8 +9,8 @@ source "$(dirname "$0")/lib.sh"
 filter=${1:-*}
 device_facts || exit
 export LINATTN_TEST_LARGE=${LINATTN_TEST_LARGE:-1} # those tests ask whether the GPU has the memory
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 passed=0 failed=0 skipped=0 programs=()
 
 # add NAME PASSED FAILED SKIPPED SECONDS [MORE]: a program's counts, to the sums and to the JSON.
@@ -19,33 +19,57 @@ add() {
   programs+=("$(printf '    {"program": "%s", "passed": %d, "failed": %d, "skipped": %d, "seconds": %s%s}' "$@")")
 }
 
-# implementations: of the log, as a member of a JSON object.
+# implementations LOG...: what RunLog prints, added up, as a member of a JSON object.
 implementations() {
-  local lines
-  lines=$(sed -nE 's/^\[ implementation \] (\S+) (\S+): ([0-9]+) passed, ([0-9]+) failed, ([0-9]+) refused, ([0-9.]+) s$/      {"implementation": "\1", "pass": "\2", "passed": \3, "failed": \4, "skipped": \5, "seconds": \6},/p' "$log")
-  [[ -z $lines ]] || printf ', "implementations": [\n%s\n    ]' "${lines%,}"
+  cat "$@" | tr -d ':,' | awk '
+    /^\[ implementation \]/ {
+      key = "\"implementation\": \"" $4 "\", \"pass\": \"" $5 "\""
+      if (!(key in passed)) order[++count] = key
+      passed[key] += $6; failed[key] += $8; skipped[key] += $10; seconds[key] += $12
+    }
+    END {
+      for (i = 1; i <= count; ++i) {
+        key = order[i]
+        printf "%s      {%s, \"passed\": %d, \"failed\": %d, \"skipped\": %d, \"seconds\": %.1f}", (i > 1 ? ",\n" : ", \"implementations\": [\n"),
+          key, passed[key], failed[key], skipped[key], seconds[key]
+      }
+      if (count) printf "\n    ]"
+    }'
 }
 
-for name in linattn_device_tests linattn_unit_tests linattn_ops_tests; do
-  program=build/device/$name
+# run NAME SHARDS: a program of build/device, in so many processes.
+run() {
+  local name=$1 shards=$2 program=build/device/$1 begin i failures
   say "$name"
-  begin=$(now_us)
   if [[ ! -x $program ]]; then
     echo "$program is missing: make device" >&2
     add "$name" 0 1 0 0
-    continue
+    return
   fi
-  timeout 1200 "$program" --gtest_brief=1 --gtest_filter="$filter" 2>&1 | tee "$log"
-  status=${PIPESTATUS[0]} failures=$(gtest_count FAILED "$log")
-  ((status && !failures)) && failures=1 # it crashed, hung, or found nothing to run on
-  add "$name" "$(gtest_count PASSED "$log")" "$failures" "$(gtest_count SKIPPED "$log")" "$(seconds_since "$begin")" "$(implementations)"
-done
+  begin=$(now_us)
+  for ((i = 0; i < shards; ++i)); do
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i timeout 1200 "$program" --gtest_brief=1 --gtest_filter="$filter" \
+      >"$logs/$name.$i" 2>&1 || echo "$i: status $?" >>"$logs/$name.bad" &
+  done
+  wait
+  cat "$logs/$name".[0-9]*
+  failures=$(gtest_count FAILED "$logs/$name".[0-9]*)
+  # It crashed, hung, or found nothing to run on.
+  [[ ! -e $logs/$name.bad ]] || ((failures)) || failures=1
+  add "$name" "$(gtest_count PASSED "$logs/$name".[0-9]*)" "$failures" "$(gtest_count SKIPPED "$logs/$name".[0-9]*)" \
+    "$(seconds_since "$begin")" "$(implementations "$logs/$name".[0-9]*)"
+}
+
+run linattn_device_tests 1 # some of its tests want most of the GPU's memory
+run linattn_unit_tests "$(nproc)"
+run linattn_ops_tests "$(nproc)"
 
 say "Python"
 python=.venv/bin/python
 [[ -x $python ]] || python=python3
 export PYTHONPATH=$root/python${PYTHONPATH:+:$PYTHONPATH}
-reason=$("$python" 2>&1 <<'END'
+reason=$(
+  "$python" 2>&1 <<'END'
 try:
     import pytest
     import torch
@@ -63,7 +87,7 @@ if [[ $filter != "*" ]]; then
 elif [[ $reason ]]; then
   echo "not run: $reason"
 else
-  begin=$(now_us)
+  log=$logs/python begin=$(now_us)
   timeout 1200 "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda_*.py 2>&1 | tee "$log"
   status=${PIPESTATUS[0]}
   counted() { tail -n 1 "$log" | grep -oE "[0-9]+ $1" | grep -oE '[0-9]+' || echo 0; }

@@ -12,6 +12,7 @@
 #include "ops/call.h"
 #include "ops/scenario.h"
 #include "support/memory.h"
+#include "support/rows.h"
 
 namespace linattn::test {
 
@@ -19,7 +20,6 @@ inline constexpr const char* kOracle = "cpu.recurrent";
 inline constexpr const char* kEmulated = "cpu.emulated";
 inline constexpr const char* kChunked = "cpu.chunked";
 
-inline bool of_the_cpu(const std::string& row) { return row.compare(0, 4, "cpu.") == 0; }
 // Rows that round nothing but what they store; the others multiply 16-bit operands.
 inline bool full_precision(const std::string& row) {
   return row == kOracle || row == kChunked || row == "cuda.recurrent";

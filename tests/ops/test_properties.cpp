@@ -11,6 +11,7 @@
 
 #include "cpu/thread_pool.h"
 #include "ops/compare.h"
+#include "ops/run_log.h"
 #include "ops/slice.h"
 
 namespace linattn::test {
@@ -271,6 +272,39 @@ TEST_P(Property, GroupsEqualRepeatedKeys) {
       EXPECT_LE(relative_rms(out.values, sum), limit(grouped.scenario, row, 1e-6)) << out.name;
     }
   });
+}
+
+// What a plan asks for a call is enough for every smaller one.
+template <class Args>
+void expect_monotone(const Scenario& s, const std::string& row) {
+  std::string refusal;
+  const auto plan = pinned<Args>(s.problem, row, memory_under_test()->device(), refusal);
+  ASSERT_TRUE(plan) << refusal;
+  const std::int64_t tokens[] = {0, 1, 31, 33, 64, 255, 256, 767, 768, 1024, 5000, 20000};
+  for (std::size_t t = 1; t < std::size(tokens); ++t)
+    for (const std::int64_t n : {1, 2, 5, 76}) {
+      const std::size_t bytes = plan->workspace_bytes(tokens[t], n);
+      EXPECT_LE(plan->workspace_bytes(tokens[t - 1], n), bytes) << row << " " << tokens[t];
+      EXPECT_LE(bytes, plan->workspace_bytes(tokens[t], n + 1)) << row << " " << tokens[t];
+    }
+  log_run(s.pass, row, 0);
+}
+
+TEST(Workspace, BytesAreMonotone) {
+  for (const NamedOp& op : kAllOps)
+    for (const Pass pass : {Pass::kForward, Pass::kStep})
+      for (const DType dtype : kDTypes)
+        for (const std::int32_t dim : {64, 128, 256}) {
+          Scenario s = make(op.op, pass, {8}, 2, 4, dim, dim, dtype);
+          s.problem.max_tokens = 20000;
+          s.problem.max_sequences = 77;
+          for (const std::string& row : takers(s)) {
+            if (pass == Pass::kForward)
+              expect_monotone<ForwardArgs>(s, row);
+            else
+              expect_monotone<StepArgs>(s, row);
+          }
+        }
 }
 
 // ---- splitting and stepping
