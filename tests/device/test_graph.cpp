@@ -122,6 +122,7 @@ TEST_P(GraphReplay, OutlivesOtherCalls) {
   };
   PackedCall first(shape(200), gpu()), second(shape(1300), gpu()), large(shape(9000), gpu());
   large.upload();
+  set(large, kForwardContents[0]);
   large.set("cu_seqlens", {0, 9000, 9000, 9000, 9000, 9000});
   for_each_plan<ForwardArgs>(first.problem(), [&](const ForwardPlan&, const std::string& row) {
     std::vector<cudaGraphExec_t> graphs;
