@@ -22,11 +22,12 @@ enum class Road {
   kSplit,       // one long sequence of one head: cut into pieces, or what stands for that
   kTransition,  // the state transition; K below its padding, strided heads, a norm, logits
   kStrong,      // gates that no factor holds: the safe route; surplus rows
+  kMany,        // more heads and chunks than a workspace of bounded size holds at once
   kColumns,     // step: accepted drafts, a state per token
   kTree,        // step: a draft tree
 };
-constexpr const char* kRoadNames[] = {"serving", "split",   "transition",
-                                      "strong",  "columns", "tree"};
+constexpr const char* kRoadNames[] = {"serving", "split",   "transition", "strong",
+                                      "many",    "columns", "tree"};
 
 struct Instance {
   NamedOp op;
@@ -62,6 +63,9 @@ std::vector<Instance> every_instance() {
       add(op, DType::kFloat32, key_dim, step);
     }
   }
+  for (const NamedOp& op : ops) add(op, DType::kBFloat16, 256, {Road::kMany});
+  add(ops.front(), DType::kBFloat16, 64, {Road::kMany});
+  add(ops.front(), DType::kFloat16, 128, {Road::kMany});
   for (const NamedOp& op : kAllOps)  // gates that are constant or absent
     if (op.op.gate == Gate::kHeadConstant || op.op.gate == Gate::kNone) {
       add(op, DType::kBFloat16, 128, {Road::kServing, Road::kSplit});
@@ -111,6 +115,9 @@ Scenario scenario(const Instance& i) {
       s.problem.state_dtype = DType::kBFloat16;
       s.problem.beta_dtype = DType::kBFloat16;
       set(GateInput::kDecay, BetaInput::kTwiceLogit);
+      break;
+    case Road::kMany:
+      s = made({500, 0, 1100}, 8, 8192 / i.key_dim, i.key_dim, 16);
       break;
     case Road::kColumns:
       s = made({4, 1, 5, 3}, 1, 2, i.key_dim, 48);
