@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import _native
-from ._frameworks import float_dtype
+from ._frameworks import FLOATS, float_dtype
 from .op import (
     BETA_INPUTS,
     DTYPES,
     GATE_INPUTS,
     GATES,
+    OPS,
     PASSES,
     STATE_LAYOUTS,
     UPDATES,
@@ -21,37 +22,62 @@ from .op import (
     number,
 )
 
-# Places in flags_of's list.
-LAYOUT, STATE_DTYPE, SAVE = 5, 6, 8
+# What tensors do not show of a problem is one integer of four bits each, as bindings/inputs.h reads it. Places:
+GATE, UPDATE, GATE_INPUT, BETA_INPUT, LAYOUT, STATE_DTYPE, NORM, SAVE, INVARIANT = range(0, 36, 4)
+
+_OPS = {
+    op: GATES[op.gate] << GATE | UPDATES[op.update] << UPDATE
+    for op in (Op(gate, update) for gate in GATES for update in UPDATES)
+}
+_OPS |= {name: _OPS[op] for name, op in OPS.items()}
 
 
-def flags_of(
+def _placed(words: dict[str, int], place: int) -> dict[str | None, int]:
+    return {None: 0} | {word: code << place for word, code in words.items()}
+
+
+_GATE_INPUTS = _placed(GATE_INPUTS, GATE_INPUT)
+_BETA_INPUTS = _placed(BETA_INPUTS, BETA_INPUT)
+_STATE_LAYOUTS = _placed(STATE_LAYOUTS, LAYOUT)
+_STATE_DTYPES = _placed({name: DTYPES[name] for name in FLOATS}, STATE_DTYPE)
+
+
+def problem_code(
     op: str | Op,
     gate_input: str | None,
     beta_input: str | None,
     qk_l2norm: bool,
     state_layout: str | None,
-    state_dtype: str,
-    checkpoint_interval: int = 64,
-    save_for_backward: bool = False,
+    state_dtype: Any = None,
     batch_invariant: bool = False,
-    sm_limit: int = 0,
-) -> list[int]:
-    """The problem's fields that tensors do not show, in the binding's order."""
-    op = as_op(op)
-    return [
-        GATES[op.gate],
-        UPDATES[op.update],
-        number(GATE_INPUTS, "gate_input", gate_input),
-        number(BETA_INPUTS, "beta_input", beta_input),
-        int(qk_l2norm),
-        number(STATE_LAYOUTS, "state_layout", state_layout),
-        DTYPES[state_dtype],
-        int(checkpoint_interval),
-        int(save_for_backward),
-        int(batch_invariant),
-        int(sm_limit),
-    ]
+) -> int:
+    """The integer. state_dtype None: as the states that come, or float32."""
+    try:
+        code = (
+            _OPS[op]
+            | _GATE_INPUTS[gate_input]
+            | _BETA_INPUTS[beta_input]
+            | _STATE_LAYOUTS[state_layout]
+            | _STATE_DTYPES[state_dtype]
+        )
+    except (KeyError, TypeError):
+        as_op(op)
+        number(GATE_INPUTS, "gate_input", gate_input)
+        number(BETA_INPUTS, "beta_input", beta_input)
+        number(STATE_LAYOUTS, "state_layout", state_layout)
+        state_dtype = float_dtype("state_dtype", state_dtype)
+        return problem_code(
+            op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
+        )
+    if qk_l2norm:
+        code |= 1 << NORM
+    if batch_invariant:
+        code |= 1 << INVARIANT
+    return code
+
+
+def digit(code: int, place: int) -> int:
+    return code >> place & 15
 
 
 @dataclass(frozen=True)
@@ -83,18 +109,16 @@ class Problem:
         kind, _, index = str(device).partition(":")
         if kind not in ("cpu", "cuda"):
             raise ValueError(f"device is {device}; expected cpu or cuda:<index>")
-        flags = flags_of(
+        code = problem_code(
             self.op,
             self.gate_input,
             self.beta_input,
             self.qk_l2norm,
             self.state_layout,
-            float_dtype("state_dtype", self.state_dtype),
-            self.checkpoint_interval,
-            self.save_for_backward,
+            self.state_dtype,
             self.batch_invariant,
-            self.sm_limit,
         )
+        code |= int(self.save_for_backward) << SAVE
         dtypes = [
             number(DTYPES, field.name, getattr(self, field.name))
             for field in fields(self)
@@ -108,7 +132,8 @@ class Problem:
             self.key_dim,
             self.value_dim,
         ]
-        return [*flags, *dtypes, *sizes, 1 if kind == "cpu" else 2, int(index or 0)]
+        numbers = [code, self.checkpoint_interval, self.sm_limit]
+        return [*numbers, *dtypes, *sizes, 1 if kind == "cpu" else 2, int(index or 0)]
 
 
 def explain(problem: Problem, device: Any = "cpu", which: str = "forward") -> str:
