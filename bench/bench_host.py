@@ -3,6 +3,8 @@
 
 usage: bench_host.py [--device cuda|cpu] [--json FILE]
 
+With bench/host/plan_call.cpp built (`make bench`), also nanoseconds of the C++ API.
+
 Outputs come from PyTorch's allocator as in use; nothing synchronizes inside a batch, and a batch is so short that the
 queue of launches never fills. On the CPU the kernels' time is included: one token, one head, K = V = 8.
 """
@@ -18,6 +20,7 @@ import linattn
 import torch
 
 BATCH, ROUNDS = 50, 200
+PLAN_CALL = Path(__file__).resolve().parent.parent / "build/native/plan-call"
 
 
 def microseconds(call, synchronize):
@@ -107,7 +110,6 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plan-call", type=Path, help="bench/host/plan_call.cpp, built")
     options = parser.parse_args()
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     results = {}
@@ -120,8 +122,8 @@ def main():
             print(
                 f"{name:64} {results[name][0]:8.2f} us   least {results[name][1]:6.2f}", flush=True
             )
-    if options.plan_call:
-        print(subprocess.run([options.plan_call], capture_output=True, text=True).stdout)
+    if PLAN_CALL.exists():
+        print(subprocess.run([PLAN_CALL], capture_output=True, text=True, check=True).stdout)
     if options.json:
         name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
         options.json.write_text(json.dumps({"device": name, "microseconds": results}, indent=1))

@@ -56,9 +56,9 @@ struct Inputs {
   Reader& reader;
   linattn::Problem problem;
   float scale, lower_bound;
-  Array q, k, v, g, beta, a_log, dt_bias, initial_state;
+  Array q, k, v, g, beta, a_log, dt_bias, initial_state, cu_seqlens;
   Array out, final_state;  // backward: their gradients
-  Array cu_seqlens, erase, write, read_slots, has_initial_state, write_slots;
+  Array erase, write, read_slots, has_initial_state, write_slots;
   std::int32_t first_slot = 0;
   std::string implementation;
   ffi::Optional<ffi::Function> allocate;  // (bytes) -> tensor
@@ -77,9 +77,9 @@ struct Inputs {
         a_log(r.array("A_log")),
         dt_bias(r.array("dt_bias")),
         initial_state(r.array("initial_state")),
+        cu_seqlens(r.array("cu_seqlens")),
         out(r.array(out_name)),
         final_state(r.array(final_state_name)),
-        cu_seqlens(r.array("cu_seqlens")),
         erase(r.array("erase")),
         write(r.array("write")),
         read_slots(r.array("read_slots")),

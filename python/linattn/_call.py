@@ -9,20 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from . import _native
-from ._frameworks import Array, dtype_name, float_dtype, framework_of
-from ._problem import LAYOUT, STATE_DTYPE, digit, problem_code
-from .op import DTYPES, STATE_LAYOUTS, Op
+from ._frameworks import Array, dtype_name, framework_of, new_state
+from .op import Op, float_dtype, problem_code
 
 # ---- what the passes share ----------------------------------------------------------------------------------------
 
-# In the library's order. What `rest` and `numbers` hold may be left out.
-_ARRAYS = "q k v g beta A_log dt_bias initial_state out final_state cu_seqlens".split()
+# In the library's order. What `rest` and `counts` hold may be left out.
+_ARRAYS = "q k v g beta A_log dt_bias initial_state cu_seqlens out final_state".split()
 _REST = "erase write read_slots has_initial_state write_slots".split()
 _FORWARD_REST = (
     "start_positions checkpoints checkpoint_offsets checkpoint_positions checkpoint_slots transition saved"
 ).split()
 _STEP_REST = ["accepted", "parents"]
-_NUMBERS = (0, 64, 0, None)  # first_slot, checkpoint_interval, sm_limit, implementation
+_COUNTS = (0, 64, 0, None)  # first_slot, checkpoint_interval, sm_limit, implementation
 _WRITTEN = {"out", "final_state", "checkpoints", "transition"}
 
 
@@ -44,103 +43,22 @@ def _only_pool(initial_state: Array | None, final_state: Array | None) -> None:
         )
 
 
-def new_state(
-    framework: Any,
-    code: int,
-    q: Array,
-    v: Array,
-    initial_state: Array | None,
-    cu_seqlens: Array | None,
-) -> Array | None:
-    """A final state; None when shapes are so wrong that the library will say so."""
-    if len(q.shape) != 4 or len(v.shape) != 4:
-        return None
-    if cu_seqlens is not None and len(cu_seqlens.shape) != 1:
-        return None
-    asked = digit(code, STATE_DTYPE)
-    if asked:
-        dtype = next(name for name, number in DTYPES.items() if number == asked)
-    elif initial_state is not None:
-        dtype = float_dtype("initial_state", dtype_name(initial_state))
-    else:
-        dtype = "float32"
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    matrix = (q.shape[3], v.shape[3])
-    if digit(code, LAYOUT) == STATE_LAYOUTS["value_key"]:
-        matrix = matrix[::-1]
-    return framework.empty((sequences, v.shape[2], *matrix), dtype, q)
-
-
-def run(
-    native: Any,
-    code: int,
-    scale: float,
-    lower_bound: float,
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array | None,
-    beta: Array | None,
-    A_log: Array | None,
-    dt_bias: Array | None,
-    initial_state: Array | None,
-    out: Array | None,
-    final_state: Array | None,
-    cu_seqlens: Array | None,
-    rest: tuple,
-    numbers: tuple,
-    output_final_state: bool,
-) -> tuple[Array, Array | None] | None:
-    """The short way to the library, for eager PyTorch without gradients; None: the call has to take the long one."""
-    framework = framework_of(q)
-    if v is None or not framework.direct(
-        q, k, v, g, beta, A_log, dt_bias, initial_state, out, final_state, cu_seqlens, *rest
-    ):
-        return None
-    if out is None:
-        out = framework.empty_like(v)
-    if output_final_state and final_state is None:
-        if initial_state is None or rest:
-            final_state = new_state(framework, code, q, v, initial_state, cu_seqlens)
-        else:
-            final_state = framework.empty_like(initial_state)
-    native(
-        code,
-        scale,
-        lower_bound,
-        q,
-        k,
-        v,
-        g,
-        beta,
-        A_log,
-        dt_bias,
-        initial_state,
-        out,
-        final_state,
-        cu_seqlens,
-        *rest,
-        *numbers,
-    )
-    return out, final_state
-
-
 def run_long(
     which: str,
-    code: int,
-    scale: float,
-    lower_bound: float,
-    arrays: tuple,
-    rest: tuple,
-    numbers: tuple,
+    numbers: tuple[int, float, float],
+    inputs: tuple,
+    out: Array | None,
+    final_state: Array | None,
     output_final_state: bool,
+    rest: tuple,
+    counts: tuple,
     backward_implementation: str | None = None,
 ) -> tuple[Array, Array | None]:
-    """The way for everything else: libraries that lend their arrays, and ops that PyTorch sees."""
+    """Where a framework's `run` does not go: libraries that lend their arrays, and ops that PyTorch has to see."""
     names = [*_ARRAYS, *_REST, *(_FORWARD_REST if which == "forward" else _STEP_REST)]
-    named = dict.fromkeys(names) | dict(zip(names, (*arrays, *rest)))
-    numbers = numbers or _NUMBERS
-    q, _, v = arrays[:3]
+    named = dict.fromkeys(names) | dict(zip(names, (*inputs, out, final_state, *rest)))
+    counts = counts or _COUNTS
+    q, v = named["q"], named["v"]
     framework = framework_of(q)
     for name in "qkv":
         if named[name] is None:
@@ -152,22 +70,12 @@ def run_long(
         from . import _ops
 
         if _ops.is_functional(which, named):
-            return _ops.forward(
-                code,
-                scale,
-                lower_bound,
-                named,
-                numbers,
-                output_final_state,
-                backward_implementation,
-            )
+            return _ops.forward(numbers, named, counts, output_final_state, backward_implementation)
     if named["out"] is None and len(v.shape) == 4:
         named["out"] = framework.empty(v.shape, float_dtype("q", dtype_name(q)), q)
     if output_final_state and named["final_state"] is None:
-        named["final_state"] = new_state(
-            framework, code, q, v, named["initial_state"], named["cu_seqlens"]
-        )
-    framework.call(which, q, [code, scale, lower_bound, *named.values(), *numbers])
+        named["final_state"] = new_state(framework.empty, numbers[0], inputs)
+    framework.call(which, q, [*numbers, *named.values(), *counts])
     return named["out"], named["final_state"]
 
 
@@ -217,18 +125,19 @@ def forward(
 ) -> tuple[Array, Array | None]:
     """A whole call of one recurrence over all tokens: prefill or training.
 
-    Tensors are torch tensors or NumPy arrays (float16, float32; torch also bfloat16), all of one framework and device,
-    of any strides as long as the last axis is dense. B batch, T tokens, H query and key heads, HV value heads (a
+    Tensors are torch tensors, NumPy, CuPy or eager JAX arrays (float16, float32, bfloat16 where there is one), all of
+    one framework and device, of any strides as long as the last axis is dense. JAX arrays cannot be written (no pool,
+    no out), and with them a call waits for its result. B batch, T tokens, H query and key heads, HV value heads (a
     multiple of H), K and V dims, N sequences: B, or the intervals of `cu_seqlens` (then B is 1).
 
     Args:
         op: "kda", "gdn", "gla", "lightning", "simple_gla", "retention", "delta_rule", "linear_attention", "gdn2",
-            or an `Op`.
+            "comba", or an `Op`.
         q, k: [B, T, H, K].  v: [B, T, HV, V].
         g: [B, T, HV, K] (channel gates), [B, T, HV] (head gates) or [HV] (constants).
         gate_input: "log_decay" (g is the natural log of the decay), "decay", "softplus" (-exp(A_log)
             softplus(g + dt_bias)) or "bounded" (lower_bound sigmoid(exp(A_log)(g + dt_bias))). Required with a gate.
-        beta: [B, T, HV], for a delta update.  erase, write: [B, T, HV, K], [B, T, HV, V], for gdn2.
+        beta: [B, T, HV], for a delta update.  erase, write: [B, T, HV, K], [B, T, HV, V], for gdn2 and comba.
         beta_input: "one" (no tensor), "value", "logit" (sigmoid) or "twice_logit". Required with those.
         A_log: float32 [HV].  dt_bias: float32 [HV], channel gates [HV, K].
         scale: on q; None: K**-0.5.  qk_l2norm: q and k over sqrt(sum of squares + 1e-6).
@@ -262,12 +171,14 @@ def forward(
         and not output_final_state
     ):
         state_layout = "key_value"  # no state comes or goes
-    code = problem_code(
-        op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
+    numbers = (
+        problem_code(
+            op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
+        ),
+        _scale(scale),
+        0.0 if lower_bound is None else float(lower_bound),
     )
-    scale = _scale(scale)
-    lower_bound = 0.0 if lower_bound is None else float(lower_bound)
-    rest = numbers = ()
+    rest = counts = ()
     if not (
         erase is write is read_slots is has_initial_state is write_slots is start_positions is None
         and checkpoints is checkpoint_offsets is checkpoint_positions is checkpoint_slots is None
@@ -289,11 +200,11 @@ def forward(
             transition,
             None,  # saved
         )
-        numbers = (int(first_slot), int(checkpoint_interval), int(sm_limit), implementation)
-    arrays = (q, k, v, g, beta, A_log, dt_bias, initial_state, out, final_state, cu_seqlens)
-    more = (rest, numbers, output_final_state)
-    return run(_native.forward, code, scale, lower_bound, *arrays, *more) or run_long(
-        "forward", code, scale, lower_bound, arrays, *more, backward_implementation
+        counts = (int(first_slot), int(checkpoint_interval), int(sm_limit), implementation)
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
+    call = (numbers, inputs, out, final_state, output_final_state, rest, counts)
+    return framework_of(q).run(_native.forward, *call) or run_long(
+        "forward", *call, backward_implementation
     )
 
 
@@ -344,21 +255,21 @@ def step(
     if pool is not None:
         _only_pool(initial_state, final_state)
         initial_state = final_state = pool
-    code = problem_code(
-        op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
+    numbers = (
+        problem_code(
+            op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
+        ),
+        _scale(scale),
+        0.0 if lower_bound is None else float(lower_bound),
     )
-    scale = _scale(scale)
-    lower_bound = 0.0 if lower_bound is None else float(lower_bound)
-    rest = numbers = ()
+    rest = counts = ()
     if not (
         erase is write is read_slots is has_initial_state is write_slots is accepted is None
         and parents is implementation is None
         and first_slot == sm_limit == 0
     ):
         rest = (erase, write, read_slots, has_initial_state, write_slots, accepted, parents)
-        numbers = (int(first_slot), 64, int(sm_limit), implementation)
-    arrays = (q, k, v, g, beta, A_log, dt_bias, initial_state, out, final_state, cu_seqlens)
-    more = (rest, numbers, output_final_state)
-    return run(_native.step, code, scale, lower_bound, *arrays, *more) or run_long(
-        "step", code, scale, lower_bound, arrays, *more
-    )
+        counts = (int(first_slot), 64, int(sm_limit), implementation)
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
+    call = (numbers, inputs, out, final_state, output_final_state, rest, counts)
+    return framework_of(q).run(_native.step, *call) or run_long("step", *call)

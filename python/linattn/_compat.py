@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _call, _native
-from ._frameworks import dtype_name
-from ._problem import problem_code
+from ._frameworks import dtype_name, framework_of
+from .op import problem_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,19 +42,17 @@ def refuse(door: str, key: str, detail: str = "") -> None:
 # ---- keywords -----------------------------------------------------------------------------------------------------
 
 
-def take_keywords(door: str, kwargs: dict[str, Any], **known: Any) -> list[Any]:
-    """The values of FLA's hidden keywords, `known` being their defaults; any other keyword is a TypeError."""
-    if "head_first" in known:
-        if "head_first" in kwargs:
-            # FLA raises the warning itself.
-            raise DeprecationWarning(f"{door}: head_first is gone; pass [B, T, H, ...] tensors")
-        del known["head_first"]
-    for name, value in kwargs.items():
-        if name not in known:
-            raise TypeError(f"{door}() got an unexpected keyword argument {name!r}")
-        if value is not None:
-            known[name] = value
-    return list(known.values())
+def take_keywords(door: str, kwargs: dict[str, Any], *known: str) -> list[Any]:
+    """The values of FLA's hidden keywords, None where not given; any other keyword is a TypeError."""
+    values = [kwargs.pop(name, None) for name in known]
+    for name in kwargs:
+        raise TypeError(f"{door}() got an unexpected keyword argument {name!r}")
+    return values
+
+
+def refuse_head_first(door: str, kwargs: dict[str, Any]) -> None:
+    if "head_first" in kwargs:  # FLA raises the warning itself
+        raise DeprecationWarning(f"{door}: head_first is gone; pass [B, T, H, ...] tensors")
 
 
 def value_first(door: str, state_v_first: bool, kwargs: dict[str, Any]) -> bool:
@@ -73,24 +71,25 @@ def value_first(door: str, state_v_first: bool, kwargs: dict[str, Any]) -> bool:
     return kwargs.pop("transpose_state_layout")
 
 
-def check_chunk_size(door: str, chunk_size: int, allowed: tuple[int, ...]) -> None:
+def check_chunk_size(door: str, chunk_size: int | None, allowed: tuple[int, ...]) -> None:
     """A chunk size changes rounding in FLA and nothing here; a wrong one is refused as there."""
-    if chunk_size not in allowed:
+    if chunk_size is not None and chunk_size not in allowed:
         expected = " or ".join(map(str, allowed))
         raise ValueError(f"{door}: chunk_size is {chunk_size}; expected {expected}")
 
 
 def take_chunk_size(door: str, kwargs: dict[str, Any]) -> None:
     """Of the doors whose chunk size may be any power of two."""
-    (chunk_size,) = take_keywords(door, kwargs, chunk_size=64, head_first=None)
-    if chunk_size < 1 or chunk_size & (chunk_size - 1):
+    refuse_head_first(door, kwargs)
+    (chunk_size,) = take_keywords(door, kwargs, "chunk_size")
+    if chunk_size is not None and (chunk_size < 1 or chunk_size & (chunk_size - 1)):
         raise ValueError(f"{door}: chunk_size is {chunk_size}; expected a power of two")
 
 
 # ---- checks that FLA makes ----------------------------------------------------------------------------------------
 
 
-def _check_sequences(
+def check_sequences(
     door: str, q: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
 ) -> None:
     if cu_seqlens is None:
@@ -286,26 +285,13 @@ def run(
     layout = "value_key" if state_v_first else "key_value"
     code = problem_code(op, gate_input, beta_input, qk_l2norm, layout, "float32")
     numbers = (code, float(scale), 0.0 if lower_bound is None else float(lower_bound))
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
+    rest = () if erase is None else (erase, write)
     refused = None
     if not reverse and states_every is None:
         try:
-            done = _call.run(
-                _native.forward,
-                *numbers,
-                q,
-                k,
-                v,
-                g,
-                beta,
-                A_log,
-                dt_bias,
-                initial_state,
-                None,
-                None,
-                cu_seqlens,
-                () if erase is None else (erase, write),
-                (),
-                output_final_state,
+            done = framework_of(q).run(
+                _native.forward, numbers, inputs, None, None, output_final_state, rest, ()
             )
         except ValueError as error:
             refused = error
@@ -315,7 +301,7 @@ def run(
     if check is not None:
         check(door, q=q, k=k, v=v, g=g, beta=beta, b=erase, w=write, initial_state=initial_state)
     _check_tensors(door, q, k, v, {"g": g, "beta": beta, "b": erase, "w": write})
-    _check_sequences(door, q, initial_state, cu_seqlens)
+    check_sequences(door, q, initial_state, cu_seqlens)
     given = (q, k, v, g, beta, A_log, dt_bias, initial_state, erase, write)
     usable = _usable(door, *given)
     if refused is not None and all(a is b for a, b in zip(given, usable)):
@@ -370,7 +356,7 @@ def _run_carefully(
         )
         if g is not None and g.dim() > 1:
             g = flip_tokens(g, cu_seqlens)
-    arrays = (q, k, v, g, beta, *parameters, None, None, cu_seqlens)
+    inputs = (q, k, v, g, beta, *parameters, cu_seqlens)
     rest, counts = () if erase is None else (erase, write), ()
     if states_every is not None:
         states = _states_before_chunks(
@@ -378,9 +364,8 @@ def _run_carefully(
         )
         rest = (erase, write, *(None,) * 4, *states, None, None)
         counts = (0, states_every, 0, None)
-    done = _call.run(_native.forward, *numbers, *arrays, rest, counts, output_final_state)
-    if done is None:
-        done = _call.run_long("forward", *numbers, arrays, rest, counts, output_final_state)
+    call = (numbers, inputs, None, None, output_final_state, rest, counts)
+    done = framework_of(q).run(_native.forward, *call) or _call.run_long("forward", *call)
     if reverse:
         done = (flip_tokens(done[0], cu_seqlens), done[1])
     if states_every is not None:

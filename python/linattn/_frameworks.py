@@ -8,12 +8,14 @@ array has imported its library.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import tvm_ffi
 
 from . import _native
+from .op import DTYPES, LAYOUT, STATE_DTYPE, STATE_LAYOUTS, digit, float_dtype
 
 Array = Any  # torch.Tensor, numpy.ndarray, cupy.ndarray or jax.Array
 
@@ -32,14 +34,25 @@ def dtype_name(x: Array) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-FLOATS = ("bfloat16", "float16", "float32")
-
-
-def float_dtype(name: str, dtype: Any) -> str:
-    dtype = str(dtype).removeprefix("torch.")
-    if dtype not in FLOATS:
-        raise ValueError(f"{name} is {dtype}; expected bfloat16, float16 or float32")
-    return dtype
+def new_state(empty: Callable[..., Array], code: int, inputs: tuple) -> Array | None:
+    """A final state; None when shapes are so wrong that the library will say so."""
+    q, _, v, *_, initial_state, cu_seqlens = inputs
+    if len(q.shape) != 4 or len(v.shape) != 4:
+        return None
+    if cu_seqlens is not None and len(cu_seqlens.shape) != 1:
+        return None
+    asked = digit(code, STATE_DTYPE)
+    if asked:
+        dtype = next(name for name, number in DTYPES.items() if number == asked)
+    elif initial_state is not None:
+        dtype = float_dtype("initial_state", dtype_name(initial_state))
+    else:
+        dtype = "float32"
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    matrix = (q.shape[3], v.shape[3])
+    if digit(code, LAYOUT) == STATE_LAYOUTS["value_key"]:
+        matrix = matrix[::-1]
+    return empty((sequences, v.shape[2], *matrix), dtype, q)
 
 
 # ---- libraries that lend through DLPack ---------------------------------------------------------------------------
@@ -51,8 +64,8 @@ class _Library:
     def __init__(self, name: str, module: Any, array: type) -> None:
         self.name, self.module, self.array = name, module, array
 
-    def direct(self, *arrays: Array) -> bool:
-        return False
+    def run(self, *call: Any) -> None:
+        """The short way; there is none."""
 
     def input(self, name: str, x: Array) -> Array:
         return expect_array(name, x, self.array, self.name)

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._frameworks import float_dtype
-from ._problem import LAYOUT, SAVE, STATE_DTYPE, digit
-from .op import DTYPES, STATE_LAYOUTS
+from .op import DTYPES, LAYOUT, SAVE, STATE_DTYPE, STATE_LAYOUTS, digit, float_dtype
 
 _NAMESPACE = "linattn"
 _DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items()}
@@ -50,16 +48,8 @@ _DIFFERENTIABLE = [*range(_CU_SEQLENS), _INPUTS.index("erase"), _INPUTS.index("w
 
 def _native_inputs(tensors: tuple, out: Tensor | None, final_state: Tensor | None) -> list:
     """The binding's arrays: no slots."""
-    *most, has_initial_state = tensors
-    return [
-        *most[:_CU_SEQLENS],
-        out,
-        final_state,
-        *most[_CU_SEQLENS:],
-        None,
-        has_initial_state,
-        None,
-    ]
+    *inputs, erase, write, has_initial_state = tensors
+    return [*inputs, out, final_state, erase, write, None, has_initial_state, None]
 
 
 @lru_cache(maxsize=1024)
@@ -266,11 +256,11 @@ torch.library.register_autograd(f"{_NAMESPACE}::backward", _no_second_backward, 
 # The binding's order. `in_place`: the initial state is final_state; a schema may not name a mutated tensor twice.
 _INTO = (
     f"{_NUMBERS}, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? a_log, Tensor? dt_bias, "
-    "Tensor? initial_state, Tensor(a!) out, Tensor(b!)? final_state, Tensor? cu_seqlens, Tensor? erase, "
+    "Tensor? initial_state, Tensor? cu_seqlens, Tensor(a!) out, Tensor(b!)? final_state, Tensor? erase, "
     "Tensor? write, Tensor? read_slots, Tensor? has_initial_state, Tensor? write_slots"
 )
 _AT_THE_END = "int first_slot, int checkpoint_interval, int sm_limit, str? implementation, bool in_place) -> ()"
-_INITIAL_STATE, _FINAL_STATE = 3 + 7, 3 + 9
+_INITIAL_STATE, _FINAL_STATE = 3 + 7, 3 + 10
 
 
 def _into(native: Any) -> Any:
@@ -322,14 +312,13 @@ def is_functional(which: str, arrays: dict[str, Any]) -> bool:
 
 
 def forward(
-    problem: int,
-    scale: float,
-    lower_bound: float,
+    numbers: tuple[int, float, float],
     arrays: dict[str, Any],
-    numbers: tuple,
+    counts: tuple,
     output_final_state: bool,
     backward_implementation: str | None,
 ) -> tuple[Tensor, Tensor | None]:
+    problem, scale, lower_bound = numbers
     tensors = [arrays[name] for name in _INPUTS]
     if digit(problem, STATE_DTYPE) == 0:
         initial_state = arrays["initial_state"]
@@ -337,7 +326,7 @@ def forward(
         problem |= DTYPES[float_dtype("initial_state", dtype)] << STATE_DTYPE
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         problem |= 1 << SAVE
-    _, _, sm_limit, implementation = numbers
+    _, _, sm_limit, implementation = counts
     out, final_state, _ = _operators.forward(
         problem,
         scale,

@@ -7,77 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import _native
-from ._frameworks import FLOATS, float_dtype
-from .op import (
-    BETA_INPUTS,
-    DTYPES,
-    GATE_INPUTS,
-    GATES,
-    OPS,
-    PASSES,
-    STATE_LAYOUTS,
-    UPDATES,
-    Op,
-    as_op,
-    number,
-)
-
-# What tensors do not show of a problem is one integer of four bits each, as bindings/inputs.h reads it. Places:
-GATE, UPDATE, GATE_INPUT, BETA_INPUT, LAYOUT, STATE_DTYPE, NORM, SAVE, INVARIANT = range(0, 36, 4)
-
-_OPS = {
-    op: GATES[op.gate] << GATE | UPDATES[op.update] << UPDATE
-    for op in (Op(gate, update) for gate in GATES for update in UPDATES)
-}
-_OPS |= {name: _OPS[op] for name, op in OPS.items()}
-
-
-def _placed(words: dict[str, int], place: int) -> dict[str | None, int]:
-    return {None: 0} | {word: code << place for word, code in words.items()}
-
-
-_GATE_INPUTS = _placed(GATE_INPUTS, GATE_INPUT)
-_BETA_INPUTS = _placed(BETA_INPUTS, BETA_INPUT)
-_STATE_LAYOUTS = _placed(STATE_LAYOUTS, LAYOUT)
-_STATE_DTYPES = _placed({name: DTYPES[name] for name in FLOATS}, STATE_DTYPE)
-
-
-def problem_code(
-    op: str | Op,
-    gate_input: str | None,
-    beta_input: str | None,
-    qk_l2norm: bool,
-    state_layout: str | None,
-    state_dtype: Any = None,
-    batch_invariant: bool = False,
-) -> int:
-    """The integer. state_dtype None: as the states that come, or float32."""
-    try:
-        code = (
-            _OPS[op]
-            | _GATE_INPUTS[gate_input]
-            | _BETA_INPUTS[beta_input]
-            | _STATE_LAYOUTS[state_layout]
-            | _STATE_DTYPES[state_dtype]
-        )
-    except (KeyError, TypeError):
-        as_op(op)
-        number(GATE_INPUTS, "gate_input", gate_input)
-        number(BETA_INPUTS, "beta_input", beta_input)
-        number(STATE_LAYOUTS, "state_layout", state_layout)
-        state_dtype = float_dtype("state_dtype", state_dtype)
-        return problem_code(
-            op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
-        )
-    if qk_l2norm:
-        code |= 1 << NORM
-    if batch_invariant:
-        code |= 1 << INVARIANT
-    return code
-
-
-def digit(code: int, place: int) -> int:
-    return code >> place & 15
+from .op import DTYPES, PASSES, SAVE, Op, number, problem_code
 
 
 @dataclass(frozen=True)

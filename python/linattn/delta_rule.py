@@ -47,7 +47,8 @@ def chunk_delta_rule(
     door = "chunk_delta_rule"
     assert str(q.dtype) != "torch.float32", f"{door}: q is float32; expected bfloat16 or float16"
     if kwargs:
-        (chunk_size,) = compat.take_keywords(door, kwargs, chunk_size=64, head_first=None)
+        compat.refuse_head_first(door, kwargs)
+        (chunk_size,) = compat.take_keywords(door, kwargs, "chunk_size")
         compat.check_chunk_size(door, chunk_size, (16, 32, 64))
     return compat.run(
         door,

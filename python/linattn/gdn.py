@@ -57,14 +57,9 @@ def chunk_gated_delta_rule(
     gate_input, A_log, dt_bias = "log_decay", None, None
     if kwargs:
         state_v_first = compat.value_first(door, state_v_first, kwargs)
+        compat.refuse_head_first(door, kwargs)
         use_gate, A_log, dt_bias, chunk_size = compat.take_keywords(
-            door,
-            kwargs,
-            use_gate_in_kernel=False,
-            A_log=None,
-            dt_bias=None,
-            chunk_size=64,
-            head_first=None,
+            door, kwargs, "use_gate_in_kernel", "A_log", "dt_bias", "chunk_size"
         )
         compat.check_chunk_size(door, chunk_size, (16, 32, 64))
         if use_gate:

@@ -58,7 +58,7 @@ def chunk_gdn2(
     if kwargs:
         state_v_first = compat.value_first(door, state_v_first, kwargs)
         A_log, dt_bias, chunk_size = compat.take_keywords(
-            door, kwargs, A_log=None, dt_bias=None, chunk_size=64
+            door, kwargs, "A_log", "dt_bias", "chunk_size"
         )
         compat.check_chunk_size(door, chunk_size, (64,))
     if cp_context is not None:

@@ -101,12 +101,11 @@ def chunk_kda(
         ValueError, AssertionError, NotImplementedError: where FLA 0.6.0 does, and docs/fla.md's list.
     """
     door = "chunk_kda"
-    A_log = dt_bias = states_every = None
-    chunk_size = 64
+    A_log = dt_bias = chunk_size = states_every = None
     if kwargs:
         state_v_first = compat.value_first(door, state_v_first, kwargs)
         A_log, dt_bias, chunk_size = compat.take_keywords(
-            door, kwargs, A_log=None, dt_bias=None, chunk_size=64
+            door, kwargs, "A_log", "dt_bias", "chunk_size"
         )
         compat.check_chunk_size(door, chunk_size, (32, 64))
     if cp_context is not None:
@@ -120,7 +119,7 @@ def chunk_kda(
         A_log = dt_bias = lower_bound = None
     if return_intermediate_states:
         compat.check_intermediate_states(door, disable_recompute)
-        states_every = chunk_size
+        states_every = 64 if chunk_size is None else chunk_size
     compat.check_key_dim(door, q)
     if use_graph and cu_seqlens is not None and max_num_seqs is not None:
         assert len(cu_seqlens) - 1 == max_num_seqs, (
