@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "core/workspace.h"
@@ -123,21 +124,27 @@ std::string refusal_of(const Problem& p, const ForwardArgs& args) {
         odd(args.out, "out", p.dtype),
         p.op.gate == Gate::kChannel ? odd(args.g, "g", p.gate_dtype) : std::string()})
     if (!text.empty()) return text;
+  if (p.op.gate == Gate::kChannel && reinterpret_cast<std::uintptr_t>(args.dt_bias) % 8 != 0)
+    return "dt_bias is not aligned to 8 bytes, a pair of elements";
+  constexpr std::int64_t kMostTokens = std::numeric_limits<std::int32_t>::max() - 2 * kChunk;
+  if (args.tokens > kMostTokens)
+    return "tokens is " + std::to_string(args.tokens) + "; at most " + std::to_string(kMostTokens);
   return {};
 }
 
 // How the chunks of a call are cut: all that plan and run must agree on.
 struct Cut {
-  std::int64_t numbers;    // of all chunks, see chunks.cuh
-  std::int64_t capacity;   // most numbers of one segment: rises with the call's sizes
-  std::int64_t segment;    // numbers of one segment: all are about as long
-  std::int64_t sequences;  // most that meet one segment
-  std::int64_t pieces;     // of a sequence in a segment
+  std::int64_t numbers;     // of all chunks, see chunks.cuh
+  std::int64_t capacity;    // most numbers of one segment: rises with the call's sizes
+  std::int64_t segment;     // numbers of one segment: all are about as long
+  std::int64_t sequences;   // most that meet one segment
+  std::int64_t pieces;      // of a sequence in a segment, 1: not split
+  std::int64_t all_pieces;  // at most in a segment: rises with the call's sizes
 
   // multiprocessors: of the device, or more than any has.
   Cut(const Problem& p, const Facts& facts, Sizes n, int spare_numbers,
       std::int64_t multiprocessors) {
-    numbers = n.tokens / kChunk + n.sequences * spare_numbers;
+    numbers = n.sequences == 0 ? 0 : n.tokens / kChunk + n.sequences * spare_numbers;
     const std::int64_t bytes = static_cast<std::int64_t>(facts.stage_bytes) * p.value_heads;
     const std::int64_t most = std::max(kSegmentChunks, kSegmentBytes / bytes);
     capacity = std::min(numbers, most);
@@ -147,12 +154,12 @@ struct Cut {
     // Pieces that give every multiprocessor a block. Splitting costs a second pass and the
     // transitions: it must find at least three idle places for each busy one.
     if (p.sm_limit > 0) multiprocessors = std::min<std::int64_t>(multiprocessors, p.sm_limit);
-    const std::int64_t blocks = std::max<std::int64_t>(sequences, 1) * p.value_heads *
-                                ((p.value_dim + facts.value_block - 1) / facts.value_block);
-    const std::int64_t wanted =
-        std::min(std::min(multiprocessors, kSplitBlocks) * facts.blocks_per_multiprocessor / blocks,
-                 capacity / std::max<std::int64_t>(sequences, 1) / kPieceChunks);
-    pieces = p.batch_invariant || wanted < 3 ? 1 : wanted;
+    const std::int64_t places =
+        std::min(multiprocessors, kSplitBlocks) * facts.blocks_per_multiprocessor /
+        (p.value_heads * ((p.value_dim + facts.value_block - 1) / facts.value_block));
+    all_pieces = p.batch_invariant ? 0 : std::min(places, capacity / kPieceChunks);
+    pieces = all_pieces / std::max<std::int64_t>(sequences, 1);
+    if (pieces < 3) pieces = 1;
   }
 
   bool several_segments() const { return numbers > capacity; }
@@ -171,25 +178,20 @@ struct ForwardBuffers {
     const std::int64_t matrix = std::int64_t{p.value_heads} * p.key_dim;
     if (cut.several_segments())
       for (auto& slot : carried) slot = layout.book<float>(matrix * p.value_dim);
-    if (cut.pieces == 1) return;
-    state = layout.book<float>(cut.sequences * cut.pieces * matrix * p.value_dim);
-    transition = layout.book<float>(cut.sequences * cut.pieces * matrix * p.key_dim);
+    if (cut.all_pieces < 3) return;
+    state = layout.book<float>(cut.all_pieces * matrix * p.value_dim);
+    transition = layout.book<float>(cut.all_pieces * matrix * p.key_dim);
   }
 };
 
 // Holds for every device and for every smaller call.
 std::size_t workspace_bytes(const Problem& p, Sizes n) {
   const Facts facts = Facts::of(p);
-  Cut cut(p, facts, n, 2, kSplitBlocks);
-  // Fewer sequences may be cut into more pieces: the bound is that of one.
-  const Cut single(p, facts, {n.tokens, std::min<std::int64_t>(n.sequences, 1)}, 2, kSplitBlocks);
-  cut.pieces = single.pieces;
-  cut.sequences = std::min<std::int64_t>(cut.sequences, 1);
-  return ForwardBuffers(p, facts, cut).layout.bytes();
+  return ForwardBuffers(p, facts, Cut(p, facts, n, 2, kSplitBlocks)).layout.bytes();
 }
 
 void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue queue) {
-  if (args.sequences == 0 && args.tokens == 0) return;
+  if (args.sequences == 0 && (args.tokens == 0 || args.cu_seqlens == nullptr)) return;
   const cuda::DeviceGuard guard(queue.device);
   const cuda::DeviceInfo& device = cuda::device_info(queue.device.index);
   const Facts facts = Facts::of(p);
@@ -214,8 +216,12 @@ void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue q
   params.buffers = facts.buffers_in(device.shared_bytes);
 
   Cut cut(p, facts, {args.tokens, args.sequences}, params.spare_numbers, device.multiprocessors);
-  if (args.transition.data != nullptr) cut.pieces = 1;
+  if (args.transition.data != nullptr) cut.pieces = 1, cut.all_pieces = 0;
   const ForwardBuffers buffers(p, facts, cut);
+  if (buffers.layout.bytes() > workspace.bytes)
+    throw Error(ErrorCode::kInternal,
+                "linattn: portable.forward books " + std::to_string(buffers.layout.bytes()) +
+                    " bytes of workspace; its plan said " + std::to_string(workspace.bytes));
   params.stages = buffers.stages.in(workspace);
   params.sequences = static_cast<int>(cut.sequences);
   params.pieces = static_cast<int>(cut.pieces);
@@ -224,7 +230,7 @@ void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue q
 
   int parity = 0;
   for (std::int64_t first = 0; first < std::max<std::int64_t>(cut.numbers, 1);
-       first += cut.segment, parity ^= 1) {
+       first += std::max<std::int64_t>(cut.segment, 1), parity ^= 1) {
     params.segment = {static_cast<int>(first),
                       static_cast<int>(std::min(cut.segment, cut.numbers - first))};
     params.carried_in = buffers.carried[parity].in(workspace);
