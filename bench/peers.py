@@ -296,17 +296,24 @@ class FlashQla(Peer):
         return lambda: chunk_gated_delta_rule(**arguments, beta=beta.sigmoid())
 
 
-class FlashKda(Peer):
+class BoundedKda(Peer):
+    """What FlashKDA's and cuLA's kernels of KDA have in common."""
+
+    def raw_kda(self, case: Case, x: Tensors) -> Tensors:
+        self.only(case.op == "kda" and not case.step, "KDA forward")
+        self.only(case.activation == "bounded", "gates that its kernel activates and bounds")
+        self.only(case.heads == case.value_heads, "as many value heads as heads")
+        return {name: x[name] for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias")}
+
+
+class FlashKda(BoundedKda):
     name, module, package = "FlashKDA", "flash_kda", "flash-kda"
 
     def prepare(self, case: Case, x: Tensors) -> Call:
         import flash_kda
         import torch
 
-        self.only(case.op == "kda" and not case.step, "KDA forward")
-        self.only(case.activation == "bounded", "gates that its kernel activates and bounds")
-        self.only(case.heads == case.value_heads, "as many value heads as heads")
-        arguments = {name: x[name] for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias")}
+        arguments = self.raw_kda(case, x)
         arguments |= {
             "scale": case.key_dim**-0.5,
             "lower_bound": LOWER_BOUND,
@@ -322,16 +329,13 @@ class FlashKda(Peer):
         return run
 
 
-class Cula(Peer):
+class Cula(BoundedKda):
     name, module, package = "cuLA", "cula.kda.flashkda", "cuda-linear-attention"
 
     def prepare(self, case: Case, x: Tensors) -> Call:
         from cula.kda.flashkda import cula_kda_prefill
 
-        self.only(case.op == "kda" and not case.step, "KDA forward")
-        self.only(case.activation == "bounded", "gates that its kernel activates and bounds")
-        self.only(case.heads == case.value_heads, "as many value heads as heads")
-        arguments = {name: x[name] for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias")}
+        arguments = self.raw_kda(case, x)
         arguments |= {
             "initial_state": x["state"],
             "output_final_state": True,

@@ -169,8 +169,8 @@ struct ForwardBuffers {
   WorkspaceLayout layout;
   Slot<std::byte> stages;  // [capacity, HV] of Stage
   Slot<float> carried[2];  // [HV, V, K]: between segments, in turn
-  Slot<float> state;       // [sequences, pieces, HV, V, K]
-  Slot<float> transition;  // [sequences, pieces, HV, K, K]
+  Slot<float> state;       // [all_pieces, HV, V, K]
+  Slot<float> transition;  // [all_pieces, HV, K, K]
 
   ForwardBuffers(const Problem& p, const Facts& facts, const Cut& cut) {
     stages = layout.book<std::byte>(cut.capacity * p.value_heads *
