@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The static kernel gate: what can be proved of every kernel without a GPU.
 
-Reads what ptxas said of each object (OBJECT.ptxas, kept by tools/keep_ptxas_log.sh) and the machine code, and fails on
+Reads what ptxas said of each object that the build makes (OBJECT.ptxas, kept by tools/keep_ptxas_log.sh; a file left
+from a source that is gone counts for nothing, a missing one is a fault) and the machine code, and fails on
 spills, on serialised wgmma (C7510-C7512), on registers, shared memory, stack or tensor-core instructions other than
 recorded in kernels.json, on more kernel instances than its cap, and on a library that does not load without a driver.
 
@@ -74,17 +75,29 @@ def disassemble(thing: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def objects_with_logs(build: Path) -> tuple[dict[Path, Path], list[str]]:
+    """The log of ptxas per CUDA object that this build makes, and what is missing."""
+    commands = json.loads((build / "compile_commands.json").read_text())
+    objects = [build / entry["output"] for entry in commands if entry["file"].endswith(".cu")]
+    logs = {thing: thing.with_name(thing.name + ".ptxas") for thing in sorted(objects)}
+    missing = [path for pair in logs.items() for path in pair if not path.exists()]
+    return logs, [f"{path} is missing: remove its object and build again" for path in missing]
+
+
 def collect(build: Path, debts: list[dict]) -> tuple[dict[str, dict], list[str]]:
     """All kernels of a build as {"folder/file.cu sm_XX name": resources}, and what is wrong with them.
 
     debts: kernels that may spill a little for now, [{"kernels": regex, "spills": bytes, "why": ...}].
     """
-    found, faults, owed = {}, [], []
-    for log in sorted(build.rglob("*.cu.o.ptxas")):
-        file = str(log).split("/src/cuda/")[-1].removesuffix(".o.ptxas")
+    logs, faults = objects_with_logs(build)
+    found, owed = {}, []
+    for thing, log in logs.items():
+        if not (thing.exists() and log.exists()):
+            continue
+        file = str(thing).split("/src/cuda/")[-1].removesuffix(".o")
         resources, serialised = parse_log(log.read_text())
         faults += [f"{file}: {line.strip()}" for line in serialised]
-        instructions = parse_sass(disassemble(log.with_suffix("")))
+        instructions = parse_sass(disassemble(thing))
         for key, name in zip(resources, demangle([mangled for mangled, _ in resources])):
             resource = resources[key]
             if spills := resource.pop("spills"):

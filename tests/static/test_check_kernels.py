@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The static kernel gate notices what it is for, on logs as ptxas and cuobjdump write them."""
 
+import json
+
 import check_kernels
 
 LOG = """\
@@ -47,3 +49,22 @@ def test_each_difference_from_the_record_is_a_fault():
     faults = check_kernels.compare(found, recorded)
     assert len(faults) == 3
     assert not any("same" in fault for fault in faults)
+
+
+def test_only_what_the_build_makes_is_read_and_a_missing_log_is_a_fault(tmp_path):
+    (tmp_path / "compile_commands.json").write_text(
+        json.dumps(
+            [
+                {"file": "/source/here.cu", "output": "here.cu.o"},
+                {"file": "/source/unlogged.cu", "output": "unlogged.cu.o"},
+                {"file": "/source/host.cpp", "output": "host.cpp.o"},
+            ]
+        )
+    )
+    for name in ("here.cu.o", "here.cu.o.ptxas", "unlogged.cu.o", "gone.cu.o", "gone.cu.o.ptxas"):
+        (tmp_path / name).touch()
+    logs, faults = check_kernels.objects_with_logs(tmp_path)
+    assert [thing.name for thing in logs] == ["here.cu.o", "unlogged.cu.o"]
+    assert faults == [
+        f"{tmp_path / 'unlogged.cu.o.ptxas'} is missing: remove its object and build again"
+    ]
