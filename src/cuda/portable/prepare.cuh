@@ -10,6 +10,7 @@
 
 #include "cuda/common/convert.cuh"
 #include "cuda/common/gate.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/portable/chunks.cuh"
 #include "cuda/portable/intra.cuh"
@@ -462,7 +463,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     if (thread == 0) job = found;
   }
   __syncthreads();
-  if (job.count < 0) return;
+  // This grid may run beside the scan of the segment before it, which reads other stages. It ends
+  // behind that scan, for one of its blocks waits: so whoever waits for it waits for both.
+  const bool last = blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1;
+  if (job.count < 0) {
+    if (last) cuda::wait_for_previous();
+    return;
+  }
   const int octet = thread % Traits::kOctets;
   float* erase = p.args.erase.data == nullptr
                      ? nullptr
@@ -482,6 +489,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       octet,
       p.problem.key_dim - 8 * octet};
   prepare.run();
+  if (last) cuda::wait_for_previous();
 }
 
 }  // namespace linattn::portable

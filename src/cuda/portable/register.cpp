@@ -19,9 +19,9 @@ struct OperandTf32;  // fp16 problems: bf16 has too few digits for them, fp16 to
 
 namespace {
 
-// Stages of one segment at most: the workspace stays small beside the inputs, and much of it in the
-// cache between the two kernels. With K = 128 an H200 prepares so many in four full waves.
-constexpr std::int64_t kSegmentBytes = std::int64_t{55} << 20;
+// Stages of one segment at most, of which the workspace holds two: one is prepared while the other
+// is scanned. It stays small beside the inputs, and much of it in the cache between the kernels.
+constexpr std::int64_t kSegmentBytes = std::int64_t{40} << 20;
 constexpr std::int64_t kSegmentChunks = 16;  // at least, whatever they take
 constexpr int kMostBuffers = 3;
 constexpr std::int64_t kPieceChunks =
@@ -160,14 +160,16 @@ struct Cut {
 
 struct ForwardBuffers {
   WorkspaceLayout layout;
-  Slot<std::byte> stages;  // [capacity, HV] of Stage
-  Slot<float> carried[2];  // [HV, V, K]: between segments, in turn
-  Slot<float> state;       // [sequences, pieces, HV, V, K]
-  Slot<float> transition;  // [sequences, pieces, HV, K, K]
+  Slot<std::byte> stages[2];  // [capacity, HV] of Stage, for segments in turn
+  Slot<float> carried[2];     // [HV, V, K]: between segments, in turn
+  Slot<float> state;          // [sequences, pieces, HV, V, K]
+  Slot<float> transition;     // [sequences, pieces, HV, K, K]
 
   ForwardBuffers(const Problem& p, const Facts& facts, const Cut& cut) {
-    stages = layout.book<std::byte>(cut.capacity * p.value_heads *
-                                    static_cast<std::int64_t>(facts.stage_bytes));
+    const std::int64_t bytes =
+        cut.capacity * p.value_heads * static_cast<std::int64_t>(facts.stage_bytes);
+    for (auto& slot : stages)
+      slot = layout.book<std::byte>(cut.several_segments() || &slot == stages ? bytes : 0);
     const std::int64_t matrix = std::int64_t{p.value_heads} * p.key_dim;
     if (cut.several_segments())
       for (auto& slot : carried) slot = layout.book<float>(matrix * p.value_dim);
@@ -216,7 +218,6 @@ void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue q
   Cut cut(p, facts, {args.tokens, args.sequences}, params.spare_numbers, device.multiprocessors);
   if (args.transition.data != nullptr) cut.pieces = 1;
   const ForwardBuffers buffers(p, facts, cut);
-  params.stages = buffers.stages.in(workspace);
   params.sequences = static_cast<int>(cut.sequences);
   params.pieces = static_cast<int>(cut.pieces);
   params.piece_state = buffers.state.in(workspace);
@@ -227,18 +228,22 @@ void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue q
        first += cut.segment, parity ^= 1) {
     params.segment = {static_cast<int>(first),
                       static_cast<int>(std::min(cut.segment, cut.numbers - first))};
+    params.stages = buffers.stages[parity].in(workspace);
     params.carried_in = buffers.carried[parity].in(workspace);
     params.carried_out = buffers.carried[parity ^ 1].in(workspace);
     with_instances(p, [&]<class Prepare, class Scan>(Prepare, Scan) {
-      if (params.segment.count > 0) Prepare::launch(params, device.index, queue.stream);
+      // A call begins behind what came before it. Splitting has kernels of its own in between.
+      const bool beside = first > 0 && params.pieces == 1 && Prepare::can_overlap(device.index);
+      const cuda::Order order = beside ? cuda::Order::kBeside : cuda::Order::kBehind;
+      if (params.segment.count > 0) Prepare::launch(params, device.index, queue.stream, order);
       if (params.pieces > 1) {
         ForwardParams summary = params;
         summary.phase = Phase::kSummarise;
         summary.extra_blocks = key_blocks;
-        Scan::launch(summary, device.index, queue.stream);
+        Scan::launch(summary, device.index, queue.stream, cuda::Order::kBehind);
         launch_fold(params, device.index, queue.stream);
       }
-      Scan::launch(params, device.index, queue.stream);
+      Scan::launch(params, device.index, queue.stream, cuda::Order::kBehind);
     });
   }
 }

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "cuda/common/convert.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/portable/chunks.cuh"
 #include "cuda/portable/fetch.cuh"
@@ -141,6 +142,8 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     scan_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
+  cuda::wait_for_previous();  // stages
+  cuda::allow_next();         // to prepare the next segment
   const ScanTask task = ScanTask::of(p);
   if (task.index == p.sequences) {  // of the first segment, behind its sequences
     const cuda::Sequence all{0, 0, p.args.tokens, 0, cuda::kNullSlot, cuda::kNullSlot, true};
