@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. The work is in tools/*; every target may be repeated and then starts at once.
-.PHONY: help demo test lint cuda device device-test bench score wheel sanitize mutants clean
+.PHONY: help demo test lint cuda device device-test device-sanitize bench score wheel sanitize mutants clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -32,12 +32,17 @@ cuda:
 ## make device       build what device-test runs; ARCHS=90 builds for one architecture only
 device:
 	@tools/setup.sh build gtest cuda
-	@tools/build.sh device $(if $(ARCHS),-DLINATTN_CUDA_ARCHS=$(ARCHS))
+	@tools/build.sh device $(if $(ARCHS),-DLINATTN_CUDA_ARCHS=$(ARCHS)) --target all --target python
 
-## make device-test  run build/device on this machine's GPU; builds it first if it is not there
+## make device-test  run build/device, and the package's CUDA tests, on this machine's GPU; builds it if it is not there
 device-test:
 	@test -x build/device/linattn_unit_tests || $(MAKE) device
 	@tools/device_test.sh
+
+## make device-sanitize  every kernel instance of build/device under compute-sanitizer's four tools
+device-sanitize:
+	@test -x build/device/linattn_device_tests || $(MAKE) device
+	@tools/device_sanitize.sh
 
 ## make bench        build for this machine, with CUDA if it has a GPU, and run linattn-bench; ARGS='--filter kda'
 bench:

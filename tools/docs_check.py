@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the documents to the code: the README's table and snippets, and every link between pages.
+"""Holds the documents to the code: the README's table and snippets, docs/faults.md, every link between pages.
 
 usage: docs_check.py [--fix] [TABLE]    TABLE: the program examples/support_table.cpp; without it
                                         the table is not looked at. A build without CUDA prints
                                         some of the lines, and each must stand in the README.
-                                        --fix rewrites the README, for which it takes all of them.
+                                        --fix rewrites the README, for which it takes all of them,
+                                        and docs/faults.md.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import faults_matrix
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = re.compile(r"(<!-- table: [^\n]*-->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -67,6 +70,7 @@ def main() -> int:
         ]
     if options.fix:
         readme.write_text(new)
+    faults += faults_matrix.check(options.fix)
     print("\n".join(faults) if faults else "documents agree with the code")
     return bool(faults)
 

@@ -43,3 +43,33 @@ install_package() {
     return 1
   fi
 }
+
+# device_facts: sets device_json, the date and this machine's GPU as members of a JSON object, and device_name, "h200".
+# shellcheck disable=SC2034 # for who sources this
+device_facts() {
+  local gpu driver capability
+  IFS=, read -r gpu driver capability < <(nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader)
+  if [[ -z ${capability:-} ]]; then
+    echo "no GPU is seen here (nvidia-smi)" >&2
+    return 1
+  fi
+  device_name=$(tr '[:upper:] ' '[:lower:]-' <<<"${gpu#NVIDIA }")
+  device_json=$(printf '  "date": "%s",\n  "gpu": "%s",\n  "driver": "%s",\n  "capability": "%s",' \
+    "$(date +%F)" "$gpu" "${driver# }" "${capability# }")
+  say "$gpu, driver ${driver# }, compute capability ${capability# }"
+}
+
+# seconds_since MICROSECONDS: as 12.3; now_us: microseconds.
+now_us() { echo "${EPOCHREALTIME/[.,]/}"; }
+seconds_since() { printf '%d.%d' $((($(now_us) - $1) / 1000000)) $((($(now_us) - $1) / 100000 % 10)); }
+
+# gtest_count PASSED|SKIPPED|FAILED LOG...: the tests of GoogleTest programs, added up.
+gtest_count() {
+  local word=$1
+  shift
+  if [[ $word == FAILED ]]; then
+    cat "$@" | grep -cE '^\[  FAILED  \] .* \([0-9]+ ms\)$'
+  else
+    sed -nE "s/^\[ +$word +\] ([0-9]+) tests?[.,].*/\1/p" "$@" | awk '{sum += $1} END {print sum + 0}'
+  fi
+}

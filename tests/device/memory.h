@@ -7,10 +7,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <source_location>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/memory.h"
@@ -33,6 +38,26 @@ inline std::string missing_gpu() {
   return count == 0 ? "no CUDA device" : "";
 }
 
+inline bool asked_for(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && std::string(value) == "1";
+}
+
+// A launch that has not ended by then hangs: the program ends, and its output names the test.
+inline void wait(cudaStream_t stream) {
+  constexpr std::chrono::seconds kMost{300};  // under a sanitizer kernels take a hundred times long
+  const auto begin = std::chrono::steady_clock::now();
+  while (cudaStreamQuery(stream) == cudaErrorNotReady) {
+    cudaGetLastError();
+    if (std::chrono::steady_clock::now() - begin > kMost) {
+      std::fprintf(stderr, "a launch has not ended after %d s\n", static_cast<int>(kMost.count()));
+      std::abort();
+    }
+    std::this_thread::yield();
+  }
+  require(cudaStreamSynchronize(stream));
+}
+
 class DeviceMemory : public Memory {
  public:
   DeviceMemory() { require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
@@ -40,12 +65,21 @@ class DeviceMemory : public Memory {
   Device device() const override { return Device::cuda(0); }
   cudaStream_t stream() const { return stream_; }
 
-  // Kept for the next buffer of the size: allocating costs more than a small case does.
+  std::string lacks(std::size_t, std::size_t all) const override {
+    if (!asked_for("LINATTN_TEST_LARGE")) return "LINATTN_TEST_LARGE is not 1";
+    std::size_t free = 0, total = 0;
+    require(cudaMemGetInfo(&free, &total));
+    return free >= all ? "" : "less than " + std::to_string(all >> 30) + " GiB are free";
+  }
+
+  // compute-sanitizer watches: every buffer is an allocation of its own then.
+  std::size_t guard() const override { return watched_ ? 0 : Memory::guard(); }
+
   void* allocate(std::size_t bytes) override {
     std::vector<void*>& idle = idle_[bytes];
     void* data = nullptr;
     if (idle.empty()) {
-      require(cudaMalloc(&data, bytes));
+      require(cudaMalloc(&data, std::max<std::size_t>(bytes, 1)));
     } else {
       data = idle.back();
       idle.pop_back();
@@ -53,7 +87,14 @@ class DeviceMemory : public Memory {
     size_[data] = bytes;
     return data;
   }
-  void release(void* data) override { idle_[size_.at(data)].push_back(data); }
+  // Kept for the next buffer of the size: allocating costs more than a small case does.
+  void release(void* data) override {
+    const std::size_t bytes = size_.at(data);
+    if (watched_ || bytes > kKeep)
+      cudaFree(data);
+    else
+      idle_[bytes].push_back(data);
+  }
   void upload(void* to, const void* from, std::size_t bytes) override {
     require(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_));
     require(cudaStreamSynchronize(stream_));
@@ -70,7 +111,7 @@ class DeviceMemory : public Memory {
       replay(graph);
       require(cudaGraphExecDestroy(graph));
     }
-    require(cudaStreamSynchronize(stream_));
+    wait(stream_);
     require(cudaGetLastError());
   }
 
@@ -93,14 +134,17 @@ class DeviceMemory : public Memory {
   }
   void replay(cudaGraphExec_t graph) {
     require(cudaGraphLaunch(graph, stream_));
-    require(cudaStreamSynchronize(stream_));
+    wait(stream_);
   }
 
  private:
+  static constexpr std::size_t kKeep = std::size_t{1} << 30;
+
   cudaStream_t stream_ = nullptr;
   std::map<std::size_t, std::vector<void*>> idle_;
   std::map<void*, std::size_t> size_;
   int runs_ = 0;
+  const bool watched_ = asked_for("LINATTN_TEST_SANITIZER");
 };
 
 inline DeviceMemory& gpu() {

@@ -4,14 +4,20 @@
 // between runs. Where the conformance driver draws valid calls, this one may hold anything.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "device/memory.h"
 #include "linattn/linattn.h"
+#include "ops/run.h"
+#include "ops/run_log.h"
 #include "support/memory.h"
 #include "support/random.h"
 
@@ -55,7 +61,7 @@ class PackedCall {
     buffer("out").own(p.dtype, 0, t * value_heads * p.value_dim);
     forward.initial_state = forward.final_state = state("pool");
     forward.checkpoints = state("checkpoints");
-    forward.cu_seqlens = indices("cu_seqlens", n + 1);
+    forward.cu_seqlens = indices("cu_seqlens", 2 * (n + 1));  // int32 fill half of it
     forward.read_slots = indices("read_slots", n);
     forward.write_slots = indices("write_slots", n);
     forward.start_positions = indices("start_positions", n);
@@ -99,6 +105,11 @@ class PackedCall {
     buffer(name).put_bytes(0, values.data(), values.size() * sizeof(std::int32_t));
     buffer(name).upload();
   }
+  void set_offsets(const std::vector<std::int64_t>& values) {
+    forward.cu_seqlens_dtype = LINATTN_INT64;
+    buffer("cu_seqlens").put_bytes(0, values.data(), values.size() * sizeof(std::int64_t));
+    buffer("cu_seqlens").upload();
+  }
   // All buffers as they were before the run.
   void upload() {
     for (auto& one : buffers_) one->upload();
@@ -116,12 +127,27 @@ class PackedCall {
       all[i] = from.get(dtype, static_cast<std::int64_t>(i));
     return all;
   }
-  Workspace workspace(std::size_t bytes) {
-    if (!scratch_ || scratch_->bytes() != bytes) {
-      scratch_ = std::make_unique<Guarded>(memory_, "workspace", bytes, Poison::kNaN, true);
-      scratch_->upload();
-    }
-    return {scratch_->data(), bytes};
+
+  // Before the first enqueue, which allocates nothing.
+  template <class Args>
+  void prepare(const Plan<Args>& plan) {
+    const std::size_t bytes = plan.workspace_bytes(shape_.tokens, shape_.sequences);
+    scratch_ = std::make_unique<Guarded>(memory_, "workspace", bytes, Poison::kNaN, true);
+    if (memory_.guard() > 0) scratch_->upload();
+  }
+  template <class Args>
+  void enqueue(const Plan<Args>& plan, Stream stream) {
+    const Workspace workspace{scratch_->data(), scratch_->bytes()};
+    if constexpr (std::is_same_v<Args, StepArgs>)
+      plan.run(step(), workspace, stream);
+    else
+      plan.run(forward, workspace, stream);
+    log_run(detail::pass_of<Args>(), plan.implementation(), 0);
+  }
+  template <class Args>
+  void run(const Plan<Args>& plan) {
+    prepare(plan);
+    memory_.run([&](Stream stream) { enqueue(plan, stream); });
   }
 
  private:
@@ -169,6 +195,21 @@ class PackedCall {
   std::vector<std::unique_ptr<Guarded>> buffers_;
   std::unique_ptr<Guarded> scratch_;
 };
+
+// f(plan, row) for every row of a GPU that takes the problem, which at least one must.
+template <class Args, class F>
+void for_each_plan(const Problem& problem, F&& f) {
+  int taken = 0;
+  for (const std::string& row : implementations(detail::pass_of<Args>())) {
+    std::string refusal;
+    const auto plan = pinned<Args>(problem, row, gpu().device(), refusal);
+    if (!plan) continue;
+    ++taken;
+    SCOPED_TRACE(row + " " + to_string(problem.op) + " " + to_string(problem.dtype));
+    f(*plan, row);
+  }
+  EXPECT_GT(taken, 0) << to_string(problem);
+}
 
 // rms(x - ref) / rms(ref).
 inline double distance(const std::vector<float>& x, const std::vector<float>& ref) {

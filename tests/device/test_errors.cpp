@@ -3,8 +3,9 @@
 // Failures of CUDA calls: named, and without a trace in later calls.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "device/memory.h"
 #include "device/packed_call.h"
@@ -32,37 +33,20 @@ class Errors : public testing::Test {
     call_.set("read_slots", {0, 1});
     call_.set("write_slots", {2, 3});
   }
-  Workspace workspace(const ForwardPlan& plan) {
-    return call_.workspace(plan.workspace_bytes(100, 2));
-  }
 
   PackedCall call_;
 };
 
-std::vector<std::string> cuda_rows(const Problem& problem) {
-  std::vector<std::string> rows;
-  for (const std::string& row : implementations(Pass::kForward)) try {
-      const ForwardPlan plan(problem, Device::cuda(0), row.c_str());
-      rows.push_back(row);
-    } catch (const Error&) {
-    }
-  return rows;
-}
-
 TEST_F(Errors, ALaunchThatFailsDoesNotPoisonTheNext) {
-  for (const std::string& row : cuda_rows(call_.problem())) {
-    SCOPED_TRACE(row);
-    const ForwardPlan plan(call_.problem(), Device::cuda(0), row.c_str());
-    const Workspace scratch = workspace(plan);
-    plan.run(call_.forward, scratch, gpu().stream());  // what is lazy is loaded
-    require(cudaStreamSynchronize(gpu().stream()));
+  for_each_plan<ForwardArgs>(call_.problem(), [&](const ForwardPlan& plan, const std::string&) {
+    call_.run(plan);  // what is lazy is loaded
 
     // A wait inside a capture spoils it: every launch into the stream fails from then on.
     require(cudaStreamBeginCapture(gpu().stream(), cudaStreamCaptureModeGlobal));
     EXPECT_NE(cudaStreamSynchronize(gpu().stream()), cudaSuccess);
     cudaGetLastError();
     try {
-      plan.run(call_.forward, scratch, gpu().stream());
+      call_.enqueue(plan, gpu().stream());
       ADD_FAILURE() << "a launch into a spoilt capture was taken for good";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kCuda) << error.what();
@@ -73,23 +57,53 @@ TEST_F(Errors, ALaunchThatFailsDoesNotPoisonTheNext) {
     EXPECT_NE(cudaStreamEndCapture(gpu().stream(), &graph), cudaSuccess);
     cudaGetLastError();
 
-    EXPECT_NO_THROW(plan.run(call_.forward, scratch, gpu().stream()));
-    require(cudaStreamSynchronize(gpu().stream()));
-  }
+    EXPECT_NO_THROW(call_.enqueue(plan, gpu().stream()));
+    wait(gpu().stream());
+  });
 }
 
 // An error that the caller left behind is the caller's.
 TEST_F(Errors, AnEarlierErrorIsNotTakenForOurs) {
-  for (const std::string& row : cuda_rows(call_.problem())) {
-    SCOPED_TRACE(row);
-    const ForwardPlan plan(call_.problem(), Device::cuda(0), row.c_str());
-    const Workspace scratch = workspace(plan);
+  for_each_plan<ForwardArgs>(call_.problem(), [&](const ForwardPlan& plan, const std::string&) {
+    call_.prepare(plan);
     void* data = nullptr;
     EXPECT_NE(cudaMalloc(&data, std::size_t{1} << 50), cudaSuccess);
-    EXPECT_NO_THROW(plan.run(call_.forward, scratch, gpu().stream()));
+    EXPECT_NO_THROW(call_.enqueue(plan, gpu().stream()));
     cudaGetLastError();
-    require(cudaStreamSynchronize(gpu().stream()));
+    wait(gpu().stream());
+  });
+}
+
+// In a process of its own, which it costs: a kernel that reads where no memory is. The failure
+// comes with the wait, and from then on every call names it.
+void break_the_context(PackedCall& call, const ForwardPlan& plan) {
+  const auto says = [](const std::string& text) {
+    return text.find("illegal memory access") != std::string::npos;
+  };
+  call.prepare(plan);
+  call.forward.q.data = reinterpret_cast<void*>(std::uintptr_t{1} << 32);
+  call.enqueue(plan, gpu().stream());
+  if (cudaStreamSynchronize(gpu().stream()) == cudaSuccess) std::_Exit(2);
+  for (int i = 0; i < 3; ++i) try {
+      call.enqueue(plan, gpu().stream());
+      std::_Exit(3);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCuda || !says(error.what())) std::_Exit(4);
+    }
+  try {  // planning asks the device nothing, or says what it answered
+    const ForwardPlan again(call.problem(), gpu().device(), plan.implementation().c_str());
+  } catch (const Error& error) {
+    if (!says(error.what())) std::_Exit(5);
   }
+  std::_Exit(0);
+}
+
+TEST_F(Errors, ABrokenContextIsNamedByEveryLaterCall) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a program of its own, not a fork
+  for_each_plan<ForwardArgs>(call_.problem(), [&](const ForwardPlan& plan, const std::string&) {
+    EXPECT_EXIT(break_the_context(call_, plan), testing::ExitedWithCode(0), "");
+    call_.run(plan);
+  });
 }
 
 TEST_F(Errors, RefusalsNameTheDevice) {
@@ -104,18 +118,27 @@ TEST_F(Errors, RefusalsNameTheDevice) {
   Problem wide = problem();
   wide.max_tokens = 1;
   wide.key_dim = 513;
-  EXPECT_NE(explain(wide, Device::cuda(0)).find("key_dim is 513"), std::string::npos);
+  EXPECT_NE(explain(wide, gpu().device()).find("key_dim is 513"), std::string::npos);
 }
 
-// With one GPU this shows only that the current device stays.
+// With one GPU this shows only that the current device stays; tests/python has the case of two.
 TEST_F(Errors, TheCurrentDeviceStays) {
-  int before = -1, after = -1;
-  require(cudaGetDevice(&before));
-  const ForwardPlan plan(call_.problem(), Device::cuda(0));
-  plan.run(call_.forward, workspace(plan), gpu().stream());
-  require(cudaStreamSynchronize(gpu().stream()));
-  require(cudaGetDevice(&after));
-  EXPECT_EQ(before, after);
+  const auto device = [] {
+    int index = -1;
+    require(cudaGetDevice(&index));
+    return index;
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    PackedCall call({small_problem(kda, dtype, StateLayout::kKeyValue), 16, 2, 4}, gpu());
+    call.upload();
+    const auto expect_stay = [&](const auto& plan, const std::string&) {
+      const int before = device();
+      call.run(plan);
+      EXPECT_EQ(device(), before);
+    };
+    for_each_plan<ForwardArgs>(call.problem(), expect_stay);
+    for_each_plan<StepArgs>(call.problem(), expect_stay);
+  }
 }
 
 }  // namespace

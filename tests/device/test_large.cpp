@@ -1,143 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Offsets beyond 2^31 elements. Needs LINATTN_TEST_LARGE=1 and a GPU with 40 GiB free.
+// Dense activations, and with them whatever a row keeps per token, beyond 2^31 elements (faults
+// S-07, S-08). Needs LINATTN_TEST_LARGE=1 and a GPU with 80 GiB free.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "core/dtype.h"
 #include "device/memory.h"
+#include "device/packed_call.h"
 #include "linattn/linattn.h"
 #include "support/random.h"
 
 namespace linattn::test {
 namespace {
 
-constexpr std::int64_t kTokens = 70, kKeyDim = 64, kValueDim = 64, kHeads = 2;
-constexpr std::int64_t kMatrix = kKeyDim * kValueDim;
+constexpr std::int64_t kHeads = 32, kDim = 128, kPiece = 128;
+constexpr std::int64_t kTokens = (std::int64_t{1} << 31) / (kHeads * kDim) + 64;
 
-// Why large buffers cannot be tested here.
-std::string too_small() {
-  const char* asked = std::getenv("LINATTN_TEST_LARGE");
-  if (asked == nullptr || std::string(asked) != "1") return "LINATTN_TEST_LARGE is not 1";
-  std::size_t free = 0, total = 0;
-  require(cudaMemGetInfo(&free, &total));
-  return free < (std::size_t{40} << 30) ? "less than 40 GiB are free" : "";
-}
-
-// A device buffer, of which only some rows are ever touched by the host.
-class Sparse {
+template <class T>
+class Block {
  public:
-  explicit Sparse(std::int64_t elements) {
-    void* data = nullptr;
-    require(cudaMalloc(&data, static_cast<std::size_t>(elements) * sizeof(BFloat16)));
-    data_ = static_cast<BFloat16*>(data);
-  }
-  ~Sparse() { cudaFree(data_); }
-  Sparse(const Sparse&) = delete;
-  Sparse& operator=(const Sparse&) = delete;
+  explicit Block(std::int64_t elements) : elements_(elements), data_(gpu().allocate(bytes())) {}
+  ~Block() { gpu().release(data_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
 
-  BFloat16* data() const { return data_; }
-  void put(std::int64_t at, const std::vector<BFloat16>& row) {
-    require(
-        cudaMemcpy(data_ + at, row.data(), row.size() * sizeof(BFloat16), cudaMemcpyHostToDevice));
-  }
-  std::vector<BFloat16> get(std::int64_t at, std::int64_t count) const {
-    std::vector<BFloat16> row(static_cast<std::size_t>(count));
-    require(
-        cudaMemcpy(row.data(), data_ + at, row.size() * sizeof(BFloat16), cudaMemcpyDeviceToHost));
-    return row;
+  T* data() const { return static_cast<T*>(data_); }
+  std::size_t bytes() const { return static_cast<std::size_t>(elements_) * sizeof(T); }
+  // Repeats what it begins with.
+  void repeat(std::vector<T> period) {
+    auto done = static_cast<std::int64_t>(period.size());
+    gpu().upload(data_, period.data(), period.size() * sizeof(T));
+    for (std::int64_t count = 0; done < elements_; done += count) {
+      count = std::min(done, elements_ - done);
+      require(cudaMemcpyAsync(data() + done, data(), static_cast<std::size_t>(count) * sizeof(T),
+                              cudaMemcpyDeviceToDevice, gpu().stream()));
+    }
+    wait(gpu().stream());
   }
 
  private:
-  BFloat16* data_ = nullptr;
+  std::int64_t elements_;
+  void* data_;
 };
 
-std::vector<BFloat16> drawn(Random& random, std::int64_t count) {
-  std::vector<BFloat16> row;
+template <class T>
+std::vector<T> drawn(Random& random, std::int64_t count, double low, double high) {
+  std::vector<T> values;
   for (std::int64_t i = 0; i < count; ++i)
-    row.push_back(from_float<BFloat16>(static_cast<float>(random.uniform(-.3, .3))));
-  return row;
+    values.push_back(from_float<T>(static_cast<float>(random.uniform(low, high))));
+  return values;
 }
 
-// One call with rows `token_stride` apart and slot `slot`; the outputs and the state that it
-// leaves.
-std::vector<BFloat16> outputs(const std::string& row, std::int64_t token_stride,
-                              std::int64_t slot) {
-  Random random(3);
-  const std::int64_t width = kHeads * kKeyDim, extent = (kTokens - 1) * token_stride + width;
-  Sparse q(extent), k(extent), v(extent), out(extent), pool((slot + 1) * kHeads * kMatrix);
-  Sparse g(kTokens * kHeads), beta(kTokens * kHeads);
-  for (std::int64_t t = 0; t < kTokens; ++t)
-    for (Sparse* to : {&q, &k, &v}) to->put(t * token_stride, drawn(random, width));
-  std::vector<BFloat16> gates = drawn(random, kTokens * kHeads);
-  for (BFloat16& x : gates) x.bits |= 0x8000;  // log decays
-  g.put(0, gates);
-  for (BFloat16& x : gates) x.bits &= 0x7fff;
-  beta.put(0, gates);
-  pool.put(slot * kHeads * kMatrix, drawn(random, kHeads * kMatrix));
-  void* slots = nullptr;
-  const std::int32_t id = static_cast<std::int32_t>(slot);
-  require(cudaMalloc(&slots, sizeof id));
-  require(cudaMemcpy(slots, &id, sizeof id, cudaMemcpyHostToDevice));
-
-  const Problem problem{.op = gdn,
-                        .max_tokens = kTokens,
-                        .heads = kHeads,
-                        .key_dim = kKeyDim,
-                        .value_dim = kValueDim,
-                        .gate_input = GateInput::kLogDecay,
-                        .gate_dtype = DType::kBFloat16,
-                        .beta_input = BetaInput::kValue,
-                        .beta_dtype = DType::kBFloat16,
-                        .state_layout = StateLayout::kKeyValue,
-                        .state_dtype = DType::kBFloat16};
-  ForwardArgs args;
-  args.tokens = kTokens;
-  args.sequences = 1;
-  args.q = {q.data(), 0, token_stride, kKeyDim};
-  args.k = {k.data(), 0, token_stride, kKeyDim};
-  args.v = {v.data(), 0, token_stride, kKeyDim};
-  args.out = {out.data(), 0, token_stride, kKeyDim};
-  args.g = {g.data(), 0, kHeads, 1};
-  args.beta = {beta.data(), 0, kHeads, 1};
-  args.initial_state = args.final_state = {pool.data(), slot + 1, kHeads * kMatrix, kMatrix};
-  args.read_slots = args.write_slots = static_cast<std::int32_t*>(slots);
-  const ForwardPlan plan(problem, Device::cuda(0), row.c_str());
-  const std::size_t bytes = plan.workspace_bytes(kTokens, 1);
-  void* scratch = nullptr;
-  require(cudaMalloc(&scratch, bytes + 1));
-  plan.run(args, {scratch, bytes}, gpu().stream());
-  require(cudaStreamSynchronize(gpu().stream()));
-  require(cudaFree(scratch));
-  require(cudaFree(slots));
-  std::vector<BFloat16> all = pool.get(slot * kHeads * kMatrix, kHeads * kMatrix);
-  for (std::int64_t t = 0; t < kTokens; ++t)
-    for (const BFloat16 x : out.get(t * token_stride, width)) all.push_back(x);
-  return all;
+Problem problem() {
+  return {.op = gdn,
+          .max_tokens = kTokens,
+          .heads = kHeads,
+          .key_dim = kDim,
+          .value_dim = kDim,
+          .gate_input = GateInput::kLogDecay,
+          .beta_input = BetaInput::kValue,
+          .qk_l2norm = true,
+          .state_layout = StateLayout::kValueKey};
 }
 
-TEST(Large, OffsetsBeyond32Bits) {
-  if (const std::string reason = too_small(); !reason.empty()) GTEST_SKIP() << reason;
-  // 70 rows 2^25 apart: 2.3e9 elements in each of four tensors; slot 270000: 2.2e9.
-  const std::int64_t stride = std::int64_t{1} << 25, slot = 270000;
-  for (const char* row : {"portable.forward", "cuda.recurrent"}) {
-    SCOPED_TRACE(row);
-    std::vector<BFloat16> near, far;
-    try {
-      near = outputs(row, kHeads * kKeyDim, 0);
-      far = outputs(row, stride, slot);
-    } catch (const Error& error) {
-      if (std::string(row) == "cuda.recurrent") FAIL() << error.what();
-      continue;
-    }
-    ASSERT_EQ(near.size(), far.size());
-    std::size_t different = 0;
-    for (std::size_t i = 0; i < near.size(); ++i) different += near[i].bits != far[i].bits;
-    EXPECT_EQ(different, 0u);
-  }
+// The last 128 tokens follow one that forgets everything before: they are a call of their own, and
+// so are the first.
+TEST(Large, ASequenceBeyond32Bits) {
+  if (const std::string reason = gpu().lacks(0, std::size_t{80} << 30); !reason.empty())
+    GTEST_SKIP() << reason;
+  Random random(5);
+  const std::int64_t row = kHeads * kDim, period = 64 * row;
+  Block<BFloat16> q(kTokens * row), k(kTokens * row), v(kTokens * row), out(kTokens * row);
+  Block<float> g(kTokens * kHeads), beta(kTokens * kHeads), state(row * kDim);
+  for (Block<BFloat16>* one : {&q, &k, &v}) one->repeat(drawn<BFloat16>(random, period, -1, 1));
+  g.repeat(drawn<float>(random, 64 * kHeads, -.1, -.01));
+  beta.repeat(drawn<float>(random, 64 * kHeads, 0, 1));
+  const std::vector<float> forget(kHeads, -300);
+  const std::int64_t tail = kTokens - kPiece;
+  gpu().upload(g.data() + tail * kHeads, forget.data(), forget.size() * sizeof(float));
+
+  for_each_plan<ForwardArgs>(problem(), [&](const ForwardPlan& plan, const std::string&) {
+    struct Outcome {
+      std::vector<float> first, last, state;
+    };
+    const auto run = [&](std::int64_t begin, std::int64_t tokens) {
+      ForwardArgs args;
+      args.tokens = tokens;
+      args.sequences = 1;
+      const auto from = [&](const auto& block, std::int64_t heads, std::int64_t dim) {
+        return contiguous(block.data() + begin * heads * dim, heads, dim);
+      };
+      args.q = from(q, kHeads, kDim);
+      args.k = from(k, kHeads, kDim);
+      args.v = from(v, kHeads, kDim);
+      args.g = from(g, kHeads, 1);
+      args.beta = from(beta, kHeads, 1);
+      args.out = from(out, kHeads, kDim);
+      args.final_state = contiguous_state(state.data(), 1, kHeads, kDim, kDim);
+      const std::size_t bytes = plan.workspace_bytes(tokens, 1);
+      const Block<char> scratch(static_cast<std::int64_t>(bytes));
+      require(cudaMemsetAsync(out.data() + begin * row, 0xff,
+                              static_cast<std::size_t>(tokens * row) * sizeof(BFloat16),
+                              gpu().stream()));
+      plan.run(args, {scratch.data(), bytes}, gpu().stream());
+      wait(gpu().stream());
+      const auto rows = [&](std::int64_t at) {
+        std::vector<BFloat16> stored(static_cast<std::size_t>(kPiece * row));
+        gpu().download(stored.data(), out.data() + at * row, stored.size() * sizeof(BFloat16));
+        std::vector<float> values;
+        for (const BFloat16 x : stored) values.push_back(to_float(x));
+        return values;
+      };
+      Outcome outcome{rows(begin), rows(begin + tokens - kPiece),
+                      std::vector<float>(static_cast<std::size_t>(row * kDim))};
+      gpu().download(outcome.state.data(), state.data(), state.bytes());
+      return outcome;
+    };
+    const Outcome whole = run(0, kTokens), head = run(0, kPiece), end = run(tail, kPiece);
+    EXPECT_LE(distance(whole.first, head.first), 1e-3);
+    EXPECT_LE(distance(whole.last, end.first), 1e-3);
+    EXPECT_LE(distance(whole.state, end.state), 1e-3);
+  });
 }
 
 }  // namespace

@@ -163,6 +163,11 @@ double relative_rms(const std::vector<float>& x, const std::vector<float>& ref) 
   return sums.ratio();
 }
 
+double limit(const Scenario& s, const std::string& row, double fp32) {
+  if (s.problem.dtype == DType::kFloat32 && full_precision(row)) return fp32;
+  return 3 * caps(DType::kBFloat16).out;
+}
+
 Agreement expect_agreement(const Scenario& s) { return expect_agreement(s, draw(s)); }
 
 Agreement expect_agreement(const Scenario& s, const Inputs& in) {

@@ -24,6 +24,10 @@ OutputError error_of(const Scenario& scenario, const Output& x, const Output& re
 // rms(x - ref) / rms(ref) of two vectors.
 double relative_rms(const std::vector<float>& x, const std::vector<float>& ref);
 
+// What a comparison that rounds nothing else may be off by: `fp32` where neither the tensors nor
+// the row round to 16 bits.
+double limit(const Scenario& scenario, const std::string& row, double fp32);
+
 // Every implementation that takes the scenario against the oracle, with all of the hygiene. Fails
 // the running test.
 struct Agreement {

@@ -4,26 +4,33 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <utility>
 
+#include "ops/run_log.h"
+
 namespace linattn::test {
-namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-// A plan of the scenario's pass, pinned to a row; empty, with the reason, if the row refuses.
 template <class Args>
-std::optional<Plan<Args>> pinned(const Scenario& s, const std::string& row, Device device,
+std::optional<Plan<Args>> pinned(const Problem& problem, const std::string& row, Device device,
                                  std::string& refusal) {
   try {
-    return Plan<Args>(s.problem, device, row.c_str());
+    return Plan<Args>(problem, device, row.c_str());
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     refusal = error.what();
     return std::nullopt;
   }
 }
+
+template std::optional<ForwardPlan> pinned(const Problem&, const std::string&, Device,
+                                           std::string&);
+template std::optional<StepPlan> pinned(const Problem&, const std::string&, Device, std::string&);
+
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 struct BackwardPair {
   ForwardPlan forward;
@@ -34,7 +41,7 @@ struct BackwardPair {
 std::optional<BackwardPair> pinned_backward(const Scenario& s, const std::string& row,
                                             Device device, std::string& refusal) {
   for (const std::string& name : implementations(Pass::kForward)) {
-    const auto forward = pinned<ForwardArgs>(s, name, device, refusal);
+    const auto forward = pinned<ForwardArgs>(s.problem, name, device, refusal);
     if (!forward) continue;
     try {
       return BackwardPair{*forward, BackwardPlan(*forward, row.c_str())};
@@ -51,7 +58,7 @@ std::unique_ptr<Guarded> execute(const PlanType& plan, const Args& args, const S
                                  Memory& memory, Poison poison) {
   const std::size_t bytes = plan.workspace_bytes(s.tokens(), s.sequences());
   auto scratch = std::make_unique<Guarded>(memory, "workspace", bytes, poison, true);
-  scratch->upload();
+  if (memory.guard() > 0) scratch->upload();
   const Workspace workspace{scratch->data(), bytes};
   memory.run([&](Stream stream) { plan.run(args, workspace, stream); });
   return scratch;
@@ -59,36 +66,42 @@ std::unique_ptr<Guarded> execute(const PlanType& plan, const Args& args, const S
 
 // One run under one poison; a call-level refusal is in outcome.refusal.
 Outcome once(const Scenario& s, const Inputs& in, const std::string& row, Memory& memory,
-             Poison poison) {
+             Poison poison, const std::function<void(Call&)>& change) {
   Outcome outcome;
+  const auto begin = std::chrono::steady_clock::now();
   std::vector<std::unique_ptr<Guarded>> scratch;
   const auto finish = [&](Call& call) {
     outcome.fault = call.fetch();
     for (const auto& one : scratch) {
-      const std::string fault = one->fetch();
+      const std::string fault = memory.guard() > 0 ? one->fetch() : "";
       if (outcome.fault.empty()) outcome.fault = fault;
     }
     outcome.results = call.results();
+    log_run(s.pass, row,
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   };
   try {
     if (s.pass == Pass::kForward) {
-      const auto plan = pinned<ForwardArgs>(s, row, memory.device(), outcome.refusal);
+      const auto plan = pinned<ForwardArgs>(s.problem, row, memory.device(), outcome.refusal);
       if (!plan) return outcome;
       const std::size_t saved =
           s.problem.save_for_backward ? plan->saved_bytes(s.tokens(), s.sequences()) : 0;
       Call call(s, in, memory, poison, saved);
+      if (change) change(call);
       scratch.push_back(execute(*plan, call.forward, s, memory, poison));
       finish(call);
     } else if (s.pass == Pass::kStep) {
-      const auto plan = pinned<StepArgs>(s, row, memory.device(), outcome.refusal);
+      const auto plan = pinned<StepArgs>(s.problem, row, memory.device(), outcome.refusal);
       if (!plan) return outcome;
       Call call(s, in, memory, poison);
+      if (change) change(call);
       scratch.push_back(execute(*plan, call.step, s, memory, poison));
       finish(call);
     } else {
       const auto pair = pinned_backward(s, row, memory.device(), outcome.refusal);
       if (!pair) return outcome;
       Call call(s, in, memory, poison, pair->forward.saved_bytes(s.tokens(), s.sequences()));
+      if (change) change(call);
       scratch.push_back(execute(pair->forward, call.forward, s, memory, poison));
       scratch.push_back(execute(pair->backward, call.backward, s, memory, poison));
       finish(call);
@@ -104,12 +117,13 @@ Outcome once(const Scenario& s, const Inputs& in, const std::string& row, Memory
 }  // namespace
 
 Outcome run(const Scenario& s, const Inputs& in, const std::string& row, RunOptions options) {
-  Memory& memory = options.memory != nullptr        ? *options.memory
-                   : row.compare(0, 4, "cpu.") == 0 ? host()
-                                                    : *memory_under_test();
-  Outcome first = once(s, in, row, memory, Poison::kNaN);
+  Memory& memory = options.memory != nullptr ? *options.memory
+                   : of_the_cpu(row)         ? host()
+                                             : *memory_under_test();
+  Outcome first = once(s, in, row, memory, Poison::kNaN, options.change);
+  if (!first.refusal.empty()) log_refusal(s.pass, row);
   if (!first.refusal.empty() || !first.fault.empty() || options.rounds < 2) return first;
-  const Outcome second = once(s, in, row, memory, Poison::kLarge);
+  const Outcome second = once(s, in, row, memory, Poison::kLarge, options.change);
   first.fault = second.fault;
   if (first.fault.empty()) {
     const std::string found = difference(first.results, second.results);
@@ -124,12 +138,15 @@ std::vector<std::string> takers(const Scenario& s, Memory& memory) {
     std::string refusal;
     bool takes = false;
     if (s.pass == Pass::kForward)
-      takes = pinned<ForwardArgs>(s, name, memory.device(), refusal).has_value();
+      takes = pinned<ForwardArgs>(s.problem, name, memory.device(), refusal).has_value();
     else if (s.pass == Pass::kStep)
-      takes = pinned<StepArgs>(s, name, memory.device(), refusal).has_value();
+      takes = pinned<StepArgs>(s.problem, name, memory.device(), refusal).has_value();
     else
       takes = pinned_backward(s, name, memory.device(), refusal).has_value();
-    if (takes) names.push_back(name);
+    if (takes)
+      names.push_back(name);
+    else
+      log_refusal(s.pass, name);
   }
   return names;
 }

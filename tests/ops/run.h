@@ -3,6 +3,7 @@
 // Runs one implementation, by name, on one scenario, under both poisons.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,12 +12,18 @@
 #include "ops/call.h"
 #include "ops/scenario.h"
 #include "support/memory.h"
+#include "support/rows.h"
 
 namespace linattn::test {
 
 inline constexpr const char* kOracle = "cpu.recurrent";
 inline constexpr const char* kEmulated = "cpu.emulated";
 inline constexpr const char* kChunked = "cpu.chunked";
+
+// Rows that round nothing but what they store; the others multiply 16-bit operands.
+inline bool full_precision(const std::string& row) {
+  return row == kOracle || row == kChunked || row == "cuda.recurrent";
+}
 
 struct Outcome {
   std::string refusal;  // not empty: it does not take the scenario, and nothing else holds
@@ -27,10 +34,16 @@ struct Outcome {
 struct RunOptions {
   int rounds = 2;            // 1: one poison only
   Memory* memory = nullptr;  // null: the host's for rows of the CPU, else memory_under_test()
+  std::function<void(Call&)> change = nullptr;  // of the arguments, before the run
 };
 
 Outcome run(const Scenario& scenario, const Inputs& inputs, const std::string& row,
             RunOptions options = {});
+
+// A plan pinned to a row; none, with the reason, if the row refuses the problem.
+template <class Args>
+std::optional<Plan<Args>> pinned(const Problem& problem, const std::string& row, Device device,
+                                 std::string& refusal);
 
 // The rows of the pass that take the scenario on that memory's device, by name, only_by_name rows
 // too.

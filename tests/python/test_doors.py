@@ -4,6 +4,7 @@
 import inspect
 import itertools
 import zlib
+from types import SimpleNamespace
 
 import linattn
 import pytest
@@ -181,8 +182,9 @@ def name_of(case):
 class Inputs:
     """Tensors by name, of what a door expects under it."""
 
-    def __init__(self, door, case):
+    def __init__(self, door, case, K=K, V=V):
         op, groups, _ = DOORS[door]
+        self.K, self.V = K, V
         self.batch = 1 if "varlen" in case else B
         self.heads = HV if groups else H
         self.dtype = DTYPES[case.get("dtype", "bf16")]
@@ -202,6 +204,7 @@ class Inputs:
         return low + (high - low) * torch.rand(shape, generator=self.rng)
 
     def make(self, name):
+        K, V = self.K, self.V
         rows = (self.batch, T)
         if name in ("q", "k"):
             x = self.normal(*rows, H, K)
@@ -302,16 +305,9 @@ def reference(door, x, case, cu_seqlens, h0, z0):
     return by_sequence(lambda piece, state: one(piece, state, next(sums)), t, cu_seqlens, h0)
 
 
-@pytest.mark.parametrize(
-    ("door", "case"),
-    [
-        pytest.param(door, case, id=f"{door}-{name_of(case)}")
-        for door in CASES
-        for case in CASES[door]
-    ],
-)
-def test_door(door, case):
-    inputs = Inputs(door, case)
+def arguments(door, case, K=K, V=V):
+    """What a case means: `call` is the door's keywords, the rest what its result is compared with."""
+    inputs = Inputs(door, case, K, V)
     names = DOORS[door][2].split()
     optional = [
         n
@@ -343,7 +339,29 @@ def test_door(door, case):
     if case.get("initial_sum"):
         z0 = inputs.uniform(0.0, 1.0, sequences, 1, H, K)
         call["initial_state"] = (call["initial_state"], z0)
+    return SimpleNamespace(
+        call=call,
+        x=x,
+        dtype=inputs.dtype,
+        cu_seqlens=cu_seqlens,
+        h0=h0,
+        z0=z0,
+        sequences=sequences,
+        value_first=value_first,
+    )
 
+
+@pytest.mark.parametrize(
+    ("door", "case"),
+    [
+        pytest.param(door, case, id=f"{door}-{name_of(case)}")
+        for door in CASES
+        for case in CASES[door]
+    ],
+)
+def test_door(door, case):
+    a = arguments(door, case)
+    call, x = a.call, a.x
     before = {
         name: value.clone() for name, value in call.items() if isinstance(value, torch.Tensor)
     }
@@ -355,19 +373,19 @@ def test_door(door, case):
     for name, value in before.items():
         assert torch.equal(call[name], value), f"{name} was written"
 
-    expected_o, expected_state = reference(door, x, case, cu_seqlens, h0, z0)
-    assert o.dtype == inputs.dtype and o.shape == x["v"].shape
-    assert_close(o, expected_o, tolerance(inputs.dtype), "o")
+    expected_o, expected_state = reference(door, x, case, a.cu_seqlens, a.h0, a.z0)
+    assert o.dtype == a.dtype and o.shape == x["v"].shape
+    assert_close(o, expected_o, tolerance(a.dtype), "o")
     if case.get("normalize", door == "chunk_linear_attn"):
         state, sums = state
-        assert sums.shape == (sequences, 1, H, K) and sums.dtype == x["k"].dtype
-        check_sums(sums, x["k"].float(), z0, cu_seqlens, tolerance(inputs.dtype))
+        assert sums.shape == (a.sequences, 1, H, K) and sums.dtype == x["k"].dtype
+        check_sums(sums, x["k"].float(), a.z0, a.cu_seqlens, tolerance(a.dtype))
     if not call.get("output_final_state"):
         assert state is None
         return
     assert state.dtype == torch.float32
-    state = state.transpose(2, 3) if value_first else state
-    assert_close(state, expected_state, tolerance(inputs.dtype, "state"), "final_state")
+    state = state.transpose(2, 3) if a.value_first else state
+    assert_close(state, expected_state, tolerance(a.dtype, "state"), "final_state")
 
 
 def check_sums(sums, k, z0, cu_seqlens, bound):

@@ -4,6 +4,7 @@
 import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def load(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -59,6 +61,21 @@ def test_rules_accept_a_public_header(tmp_path, monkeypatch):
         '// SPDX-License-Identifier: Apache-2.0\n#pragma once\n#include <vector>\n#include "linattn/c.h"\n'
     )
     assert load("rules").check(path) == []
+
+
+def test_the_faults_matrix_notices_blanks_and_strangers():
+    matrix = load("faults_matrix")
+    every = matrix.columns()
+    assert {column.kind for column in every} == {"forward", "backward", "step"}
+    lines = [(["forward", "cpu+step"], ["- no"]), (["backward"], ["Faults.NoSuchTest"])]
+    found = matrix.faults_of([matrix.Fault("X-01", "a fault", lines)], every)
+    assert found == [
+        "tests/faults.txt: X-01 says nothing of cuda.recurrent, step",
+        "tests/faults.txt: X-01 names no test: Faults.NoSuchTest",
+    ]
+    lines.append((["cuda.recurent"], ["- a name misspelt"]))
+    found = matrix.faults_of([matrix.Fault("X-01", "a fault", lines)], every)
+    assert "tests/faults.txt: X-01: no implementation is selected by 'cuda.recurent'" in found
 
 
 def test_the_library_exports_the_c_abi_only():

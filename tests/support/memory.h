@@ -33,6 +33,12 @@ class Memory {
  public:
   virtual ~Memory() = default;
   virtual Device device() const = 0;
+  // Bytes before and behind a buffer that nothing may touch. 0: a tool watches the ends of every
+  // allocation, and for reads of what nothing has written, so nothing poisons a workspace then.
+  virtual std::size_t guard() const { return 512; }
+  // Why a test whose largest buffer, and all of whose buffers, take so much cannot run here; "": it
+  // can.
+  virtual std::string lacks(std::size_t largest, std::size_t all) const = 0;
   virtual void* allocate(std::size_t bytes) = 0;  // 256-byte aligned
   virtual void release(void* data) = 0;
   virtual void upload(void* to, const void* from, std::size_t bytes) = 0;
@@ -48,6 +54,12 @@ class Memory {
 class HostMemory : public Memory {
  public:
   Device device() const override { return Device::cpu(); }
+  // What nothing touches costs addresses only.
+  std::string lacks(std::size_t largest, std::size_t) const override {
+    void* volatile data = std::malloc(largest);  // volatile: an unused pair is no allocation
+    std::free(data);
+    return data != nullptr ? "" : "no buffer of " + std::to_string(largest >> 30) + " GiB";
+  }
   void* allocate(std::size_t bytes) override {
     return std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   }
@@ -87,13 +99,12 @@ inline unsigned char poison_byte(Poison poison, std::size_t index) {
 // may change in a run.
 class Guarded {
  public:
-  static constexpr std::size_t kGuard = 512;
-
   Guarded(Memory& memory, std::string name, std::size_t bytes, Poison poison, bool owned = false)
       : memory_(memory),
         name_(std::move(name)),
         bytes_(bytes),
-        image_(bytes + 2 * kGuard),
+        guard_(memory.guard()),
+        image_(bytes + 2 * guard_),
         owned_(bytes, owned ? 1 : 0),
         start_(static_cast<unsigned char*>(memory.allocate(image_.size()))) {
     for (std::size_t i = 0; i < image_.size(); ++i) image_[i] = poison_byte(poison, i);
@@ -107,9 +118,9 @@ class Guarded {
 
   const std::string& name() const { return name_; }
   std::size_t bytes() const { return bytes_; }
-  void* data() const { return start_ + kGuard; }
+  void* data() const { return start_ + guard_; }
   void* at(DType dtype, std::int64_t element) const {
-    return start_ + kGuard + static_cast<std::size_t>(element) * size_of(dtype);
+    return start_ + guard_ + static_cast<std::size_t>(element) * size_of(dtype);
   }
 
   void put(DType dtype, std::int64_t element, float value) {
@@ -117,7 +128,7 @@ class Guarded {
   }
   void put_bytes(std::size_t offset, const void* from, std::size_t bytes) {
     if (offset + bytes > bytes_) throw std::logic_error(name_ + ": put past its end");
-    if (bytes > 0) std::memcpy(image_.data() + kGuard + offset, from, bytes);
+    if (bytes > 0) std::memcpy(image_.data() + guard_ + offset, from, bytes);
   }
   void own(DType dtype, std::int64_t element, std::int64_t count) {
     const std::size_t size = size_of(dtype);
@@ -130,8 +141,8 @@ class Guarded {
 
   void upload() {
     memory_.upload(start_, image_.data(), image_.size());
-    memory_.close(start_, kGuard);
-    memory_.close(start_ + kGuard + bytes_, kGuard);
+    memory_.close(start_, guard_);
+    memory_.close(start_ + guard_ + bytes_, guard_);
   }
   // Fetches what a run left; the first byte that changed and must not have, in words, or "".
   std::string fetch() {
@@ -143,11 +154,11 @@ class Guarded {
       at = std::mismatch(at, after_.end(), image_.begin() + (at - begin)).first;
       if (at == after_.end()) break;
       const auto i = static_cast<std::size_t>(at - begin);
-      if (i < kGuard) return name_ + ": written " + std::to_string(kGuard - i) + " bytes before it";
-      if (i >= kGuard + bytes_)
-        return name_ + ": written " + std::to_string(i - kGuard - bytes_) + " bytes past its end";
-      if (owned_[i - kGuard] == 0)
-        return name_ + ": byte " + std::to_string(i - kGuard) + " of " + std::to_string(bytes_) +
+      if (i < guard_) return name_ + ": written " + std::to_string(guard_ - i) + " bytes before it";
+      if (i >= guard_ + bytes_)
+        return name_ + ": written " + std::to_string(i - guard_ - bytes_) + " bytes past its end";
+      if (owned_[i - guard_] == 0)
+        return name_ + ": byte " + std::to_string(i - guard_) + " of " + std::to_string(bytes_) +
                " changed and is not the call's to write";
     }
     return "";
@@ -159,12 +170,12 @@ class Guarded {
     const std::size_t offset = static_cast<std::size_t>(element) * size_of(dtype);
     if (element < 0 || offset + size_of(dtype) > bytes_)
       throw std::logic_error(name_ + ": element " + std::to_string(element) + " is outside");
-    return from.data() + kGuard + offset;
+    return from.data() + guard_ + offset;
   }
 
   Memory& memory_;
   std::string name_;
-  std::size_t bytes_;
+  std::size_t bytes_, guard_;
   std::vector<unsigned char> image_, after_;
   std::vector<unsigned char> owned_;  // of each byte: 1 if the call may write it
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "linattn/linattn.h"
+#include "support/rows.h"
 
 namespace linattn::test {
 

@@ -354,7 +354,7 @@ TEST_F(WorkspaceCheck, BytesOutsideTheBounds) {
   expect_refused([&] { plan.workspace_bytes(8, -1); }, {"sequences is -1"});
 }
 TEST_F(WorkspaceCheck, BytesAreMonotone) {
-  for (const std::string& name : implementations()) {
+  for (const std::string& name : cpu_implementations()) {
     const ForwardPlan one(call.problem, call.device, name.c_str());
     for (std::int64_t t = 0; t < 8; ++t)
       for (std::int64_t n = 0; n < 3; ++n) {

@@ -48,6 +48,12 @@ TEST(GateInput, NeverNaN) {
   expect_no_nan<double>();
 }
 
+// At rate 1 the gate is softplus itself.
+template <class Real>
+Real softplus(Real x) {
+  return -InputSoftplus::log_decay(x, GateParameters<Real>::of(0, 0, 0));
+}
+
 // Where rate and softplus meet as infinity times zero, their product is still exp(A_log + x).
 TEST(GateInput, RateThatOverflows) {
   const auto p = GateParameters<float>::of(89, 0, 0);

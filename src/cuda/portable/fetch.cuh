@@ -34,7 +34,9 @@ struct ScanTraits {
   static constexpr int kWarps = kGroups * kSplits;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kValueBlock = kWarpColumns * kGroups;
-  static constexpr int kBlocks = kKeyDim == 256 ? 1 : kKeyDim == 128 ? 2 : 3;  // per multiprocessor
+  static constexpr int kBlocks = kKeyDim == 256                        ? 1
+                                 : kKeyDim == 128 || sizeof(Type) == 4 ? 2
+                                                                       : 3;  // per multiprocessor
   static constexpr int kTokenTiles = kChunk / 8;
   static constexpr int kOwnTiles = kTokenTiles / kSplits;
 

@@ -34,8 +34,11 @@ struct PrepareTraits {
   static constexpr int kThreads = kGroups * kOctets;
   static_assert(kThreads == kKeyDim && kOctets <= 32);
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kBlocks =  // per multiprocessor, by registers
-      kKeyDim == 256 ? 2 : (Gate::kPerChannel ? 512 : 640) / kKeyDim;
+  // Per multiprocessor, by registers: as many as leave no spill.
+  static constexpr int kBlocks = kKeyDim == 256      ? 2
+                                 : sizeof(Type) == 4 ? 384 / kKeyDim
+                                 : kKeyDim == 64     ? (Gate::kPerChannel ? 6 : 8)
+                                                     : (Gate::kPerChannel ? 4 : 5);
   static constexpr int kPitch = kChunk + 4;  // 16-byte rows whose starts differ in banks
 
   // A gate per head leaves k as it came: its norm and decay go into the inverse, if there is one.
