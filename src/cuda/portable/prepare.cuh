@@ -264,9 +264,10 @@ struct Prepare {
         decay[t][i] += before[i];
         widest = fmaxf(widest, fabsf(decay[t][i]));
         const float down = exp2_of(decay[t][i]), up = exp2_of(-decay[t][i]);
-        a[i] = a[i] * down * q_norm[t];
-        out[i] = b[i] * up * k_norm[t];
-        b[i] = b[i] * down * (k_norm[t] * beta[t]);
+        a[i] = a[i] * q_norm[t] * down;  // norms first: raw inputs may be large where decays are
+        b[i] *= k_norm[t];
+        out[i] = b[i] * up;
+        b[i] = b[i] * down * beta[t];
       }
       Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(out));
       const Piece left_q = Operand::round(a);
