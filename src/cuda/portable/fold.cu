@@ -11,7 +11,7 @@
 namespace linattn::portable {
 namespace {
 
-constexpr int kFoldColumns = 8;  // value columns of one block: enough blocks to fill the machine
+constexpr int kFoldColumns = 4;  // value columns of one block: enough blocks to fill the machine
 constexpr int kFoldTile = 32;    // columns of a transition that are fetched at a time
 constexpr int kFoldAhead = 2;    // tiles in flight
 

@@ -67,6 +67,26 @@ struct OperandBf16 {
     return out;
   }
 
+  // The larger of the absolute values; not a number counts as none.
+  __device__ static Piece larger(const Piece& x, const Piece& y) {
+    Piece out;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 pair = __hmax2(__habs2(reinterpret_cast<const __nv_bfloat162&>(x.r[i])),
+                                          __habs2(reinterpret_cast<const __nv_bfloat162&>(y.r[i])));
+      out.r[i] = reinterpret_cast<const std::uint32_t&>(pair);
+    }
+    return out;
+  }
+  // Whether an element is larger than limit; none is negative.
+  __device__ static bool exceeds(const Piece& x, float limit) {
+    const __nv_bfloat162 all = __hmax2(__hmax2(reinterpret_cast<const __nv_bfloat162&>(x.r[0]),
+                                               reinterpret_cast<const __nv_bfloat162&>(x.r[1])),
+                                       __hmax2(reinterpret_cast<const __nv_bfloat162&>(x.r[2]),
+                                               reinterpret_cast<const __nv_bfloat162&>(x.r[3])));
+    return fmaxf(__low2float(all), __high2float(all)) > limit;
+  }
+
   // d += A [16, 16] B [16, 8]: the terms that half `half` of B's pieces holds.
   __device__ static void mma(Accumulator& d, const A& a, const Piece& b, int half) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -154,6 +174,21 @@ struct OperandTf32 {
     for (int i = 0; i < 8; ++i)
       out.r[i] = __float_as_uint(__uint_as_float(x.r[i]) * __uint_as_float(y.r[i]));
     return out;
+  }
+
+  __device__ static Piece larger(const Piece& x, const Piece& y) {
+    Piece out;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      out.r[i] =
+          __float_as_uint(fmaxf(fabsf(__uint_as_float(x.r[i])), fabsf(__uint_as_float(y.r[i]))));
+    return out;
+  }
+  __device__ static bool exceeds(const Piece& x, float limit) {
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) all = fmaxf(all, __uint_as_float(x.r[i]));
+    return all > limit;
   }
 
   __device__ static void mma(Accumulator& d, const A& a, const Piece& b, int half) {

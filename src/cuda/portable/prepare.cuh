@@ -22,9 +22,9 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 // 2^-160 is zero in fp32. A decay below it forgets as much, and sums of it keep their digits and
 // never meet inf - inf.
 inline constexpr float kSmallestLog2Decay = -160.0f;
-// What a channel's cumulative log2 decay may differ from the anchor, inside the ranges of fp32 and
-// bf16. The bounded gate of -5 makes 115.4.
-inline constexpr float kSafeSpan = 120.0f;
+// The largest operand of a score, inside the ranges of fp32 and bf16, and the largest anchor. With
+// normalised keys the bounded gate of -5 makes 2^115.4.
+inline constexpr float kLargestOperand = 0x1p124f, kLargestAnchor = 120.0f;
 
 // f(Input{}) of recurrence/gate_input.h: the branch stands around a loop over tokens.
 template <class F>
@@ -96,16 +96,35 @@ struct Prepare {
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) norm[t] = 1;
     if (!p.problem.qk_l2norm) return;
+    float sum[kTokens], largest = 0;
+    squares(rows, 1.0f, sum);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      float x[8], sum = 0;
-      widen<kFp16>(rows[t], x);
+      norm[t] = rsqrtf(sum[t] + static_cast<float>(kNormEpsilon));
+      largest = fmaxf(largest, sum[t]);
+    }
+    // Squares from 1e19 on overflow: scaled by a power of two, beside which epsilon is nothing.
+    constexpr float kLargest = 3e38f, kScale = 0x1p-70f;
+    if (!__any_sync(0xffffffffu, largest > kLargest)) return;
+    float scaled[kTokens];
+    squares(rows, kScale, scaled);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum = fmaf(x[i], x[i], sum);
+    for (int t = 0; t < kTokens; ++t)
+      if (sum[t] > kLargest) norm[t] = kScale * rsqrtf(scaled[t]);
+  }
+  // Of whole rows, times scale.
+  __device__ __forceinline__ static void squares(const Octet (&rows)[kTokens], float scale,
+                                                 float (&sum)[kTokens]) {
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      float x[8];
+      widen<kFp16>(rows[t], x);
+      sum[t] = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[t] = fmaf(x[i] * scale, x[i] * scale, sum[t]);
 #pragma unroll
       for (int distance = Traits::kOctets / 2; distance > 0; distance /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      norm[t] = rsqrtf(sum + static_cast<float>(kNormEpsilon));
+        sum[t] += __shfl_xor_sync(0xffffffffu, sum[t], distance);
     }
   }
 
@@ -243,13 +262,14 @@ struct Prepare {
     __syncthreads();
     scan_groups();
     __syncthreads();
-    float before[8], anchor[8], power[8], widest = 0;  // the anchor's own distance counts too
+    float before[8], anchor[8], power[8];
+    bool unsafe = false;
     load_eight(&shared.before[group][channel()], before);
     load_eight(&shared.anchor[channel()], anchor);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       power[i] = exp2_of(anchor[i]);
-      widest = fmaxf(widest, fabsf(anchor[i]));
+      unsafe = unsafe || fabsf(anchor[i]) > kLargestAnchor;
     }
     const Piece powers = Operand::round(power);
     float beta[kTokens];
@@ -262,26 +282,28 @@ struct Prepare {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         decay[t][i] += before[i];
-        widest = fmaxf(widest, fabsf(decay[t][i]));
         const float down = exp2_of(decay[t][i]), up = exp2_of(-decay[t][i]);
         a[i] = a[i] * q_norm[t] * down;  // norms first: raw inputs may be large where decays are
         b[i] *= k_norm[t];
         out[i] = b[i] * up;
         b[i] = b[i] * down * beta[t];
       }
-      Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(out));
-      const Piece left_q = Operand::round(a);
+      const Piece right = Operand::round(out), left_q = Operand::round(a);
+      Piece largest = Operand::larger(right, left_q);
+      Rows::store(own(shared.right) + t * Rows::kRow, right);
       Rows::store(own(shared.q) + t * Rows::kRow, left_q);
       Rows::store(own(stage.q) + t * Rows::kRow, Operand::product(left_q, powers));
       if constexpr (Update::kReadsState) {
         times_erase(token(t), b);
         const Piece left_k = Operand::round(b);
+        largest = Operand::larger(largest, left_k);
         Rows::store(own(shared.k) + t * Rows::kRow, left_k);
         Rows::store(own(stage.k) + t * Rows::kRow, Operand::product(left_k, powers));
       }
+      unsafe = unsafe || Operand::exceeds(largest, kLargestOperand);
     }
     const Intra<Traits> intra{shared, stage, thread};
-    if (!__syncthreads_or(widest > kSafeSpan)) {
+    if (!__syncthreads_or(unsafe)) {
       intra.scores();
     } else {
       // The anchor is out of reach of some token: scores by differences of G, see Intra.
@@ -357,22 +379,28 @@ struct Prepare {
     }
   }
 
-  // A gate per head: scores from q and k as they came, decays and norms on the scores.
+  // A gate per head: scores from q and k, decays and norms on the scores. So that no product
+  // overflows, the operands take the norms' powers of two, which round nothing.
   __device__ __forceinline__ void head_operands(const Octet (&q)[kTokens],
                                                 const Octet (&k)[kTokens],
                                                 const float (&q_norm)[kTokens],
                                                 const float (&k_norm)[kTokens]) const {
+    const auto power_of_two = [](float x) {  // that is at most |x|
+      return fmaxf(__uint_as_float(__float_as_uint(x) & 0x7f800000u), 0x1p-126f);
+    };
     __syncthreads();
     const float whole = shared.cumulative[kChunk - 1];
-    if (octet == 0) {
+    float q_power[kTokens], k_power[kTokens], q_rest[kTokens], k_rest[kTokens];
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-        const int i = token(t);
-        shared.row_factor[0][i] = shared.beta[i] * k_norm[t];
-        shared.row_factor[1][i] = q_norm[t];
-        shared.column_factor[i] = k_norm[t];
-        shared.right_factor[i] = k_norm[t] * exp2_of(whole - shared.cumulative[i]);
-      }
+    for (int t = 0; t < kTokens; ++t) {
+      q_power[t] = power_of_two(q_norm[t]), q_rest[t] = q_norm[t] / q_power[t];
+      k_power[t] = power_of_two(k_norm[t]), k_rest[t] = k_norm[t] / k_power[t];
+      if (octet != 0) continue;
+      const int i = token(t);
+      shared.row_factor[0][i] = shared.beta[i] * k_rest[t];
+      shared.row_factor[1][i] = q_rest[t];
+      shared.column_factor[i] = k_rest[t];
+      shared.right_factor[i] = k_rest[t] * exp2_of(whole - shared.cumulative[i]);
     }
     stage.total[thread] = exp2_of(whole);
     shared.x_scale[thread] = 1;
@@ -384,16 +412,18 @@ struct Prepare {
       widen<kFp16>(q[t], a);
       widen<kFp16>(k[t], b);
       const float down = exp2_of(shared.cumulative[token(t)]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) a[i] *= q_power[t], b[i] *= k_power[t];
       Rows::store(own(shared.q) + t * Rows::kRow, Operand::round(a));
       Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(b));
 #pragma unroll
-      for (int i = 0; i < 8; ++i) a[i] *= q_norm[t] * down;
+      for (int i = 0; i < 8; ++i) a[i] *= q_rest[t] * down;
       Rows::store(own(stage.q) + t * Rows::kRow, Operand::round(a));
       if constexpr (Update::kReadsState) {
         times_erase(token(t), b);
         Rows::store(own(shared.k) + t * Rows::kRow, Operand::round(b));
 #pragma unroll
-        for (int i = 0; i < 8; ++i) b[i] *= beta[t] * k_norm[t] * down;
+        for (int i = 0; i < 8; ++i) b[i] *= beta[t] * k_rest[t] * down;
         Rows::store(own(stage.k) + t * Rows::kRow, Operand::round(b));
       }
     }

@@ -144,15 +144,21 @@ struct Cut {
     const std::int64_t segments = std::max<std::int64_t>((numbers + most - 1) / most, 1);
     segment = (numbers + segments - 1) / segments;
     sequences = std::min(n.sequences, capacity);
-    // Pieces that give every multiprocessor a block. Splitting costs a second pass and the
-    // transitions: it must find at least three idle places for each busy one.
+    // Pieces whose summaries, of V and K columns, take all places at once. Splitting costs that
+    // second pass: it must find at least three idle places for each busy one.
     if (p.sm_limit > 0) multiprocessors = std::min<std::int64_t>(multiprocessors, p.sm_limit);
-    const std::int64_t blocks = std::max<std::int64_t>(sequences, 1) * p.value_heads *
-                                ((p.value_dim + facts.value_block - 1) / facts.value_block);
+    const auto blocks_of = [&](std::int64_t columns) {
+      return std::max<std::int64_t>(sequences, 1) * p.value_heads *
+             ((columns + facts.value_block - 1) / facts.value_block);
+    };
+    const std::int64_t places =
+        std::min(multiprocessors, kSplitBlocks) * facts.blocks_per_multiprocessor;
     const std::int64_t wanted =
-        std::min(std::min(multiprocessors, kSplitBlocks) * facts.blocks_per_multiprocessor / blocks,
-                 capacity / std::max<std::int64_t>(sequences, 1) / kPieceChunks);
-    pieces = p.batch_invariant || wanted < 3 ? 1 : wanted;
+        places < 3 * blocks_of(p.value_dim)
+            ? 1
+            : std::min(places / (blocks_of(p.value_dim) + blocks_of(p.key_dim)),
+                       capacity / std::max<std::int64_t>(sequences, 1) / kPieceChunks);
+    pieces = p.batch_invariant || wanted < 2 ? 1 : wanted;
   }
 
   bool several_segments() const { return numbers > capacity; }
