@@ -7,6 +7,8 @@
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
 #include <tvm/ffi/string.h>
 
 #include <algorithm>
@@ -68,17 +70,16 @@ inline std::string text_of(const std::int64_t* shape, int dims) {
 // A tensor argument, or its absence. Zero elements may come with a null pointer, which the C API
 // reads as absent.
 struct Array {
-  static constexpr int kDims = 6;
   alignas(kAlignment) static inline unsigned char nothing[kAlignment];
 
   const char* name = "";
-  bool present = false;
   void* data = nullptr;
   DLDataType type{};
   DLDevice device{};
   int dims = 0;
-  std::int64_t shape[kDims] = {};
-  std::int64_t stride[kDims] = {};
+  bool present = false;
+  const std::int64_t* shape = nullptr;  // the caller's
+  const std::int64_t* stride = nullptr;
 
   explicit operator bool() const { return present; }
   std::int64_t size() const {
@@ -123,21 +124,21 @@ struct Array {
   }
 };
 
-// Walks the packed arguments in order.
+// Walks the packed arguments in order. A caller may leave out the last ones: they are absent.
 class Reader {
  public:
-  Reader(const TVMFFIAny* args, std::int32_t count, std::int32_t expected)
-      : args_(reinterpret_cast<const ffi::AnyView*>(args)) {
-    if (count != expected)
+  Reader(const TVMFFIAny* args, std::int32_t count, std::int32_t most)
+      : args_(reinterpret_cast<const ffi::AnyView*>(args)), count_(count) {
+    if (count > most)
       raise("RuntimeError", "linattn: the binding was called with " + std::to_string(count) +
-                                " arguments and takes " + std::to_string(expected) +
+                                " arguments and takes " + std::to_string(most) +
                                 ": liblinattn_ffi and the Python package differ in version");
   }
 
   Array array(const char* name) {
     Array a;
     a.name = name;
-    const ffi::AnyView arg = args_[next_++];
+    const ffi::AnyView arg = next();
     if (arg == nullptr) return a;
     const std::optional<ffi::TensorView> view = arg.try_cast<ffi::TensorView>();
     if (!view)
@@ -147,18 +148,23 @@ class Reader {
     a.type = view->dtype();
     a.device = view->device();
     a.dims = view->ndim();
-    if (a.dims > Array::kDims)
-      invalid(std::string(name) + " has " + std::to_string(a.dims) + " axes; expected at most 4");
-    std::copy_n(view->shape().data(), a.dims, a.shape);
-    if (a.dims > 0) std::copy_n(view->strides().data(), a.dims, a.stride);
+    a.shape = view->shape().data();
+    a.stride = view->strides().data();
     a.data = static_cast<char*>(view->data_ptr()) + view->byte_offset();
     if (a.size() == 0) a.data = Array::nothing;
     remember_device(a);
     return a;
   }
-  std::int64_t integer() { return args_[next_++].cast<std::int64_t>(); }
-  double real() { return args_[next_++].cast<double>(); }
-  std::string text() { return std::string(args_[next_++].cast<ffi::String>()); }
+  std::int64_t integer(std::int64_t absent = 0) {
+    const ffi::AnyView arg = next();
+    return arg == nullptr ? absent : arg.cast<std::int64_t>();
+  }
+  double real() { return next().cast<double>(); }
+  std::string text() {
+    const ffi::AnyView arg = next();
+    return arg == nullptr ? std::string() : std::string(arg.cast<ffi::String>());
+  }
+  ffi::Optional<ffi::Function> function() { return next().cast<ffi::Optional<ffi::Function>>(); }
 
   linattn::Device device() const {
     if (device_.device_type == kDLCUDA) return linattn::Device::cuda(device_.device_id);
@@ -186,7 +192,10 @@ class Reader {
     }
   }
 
+  ffi::AnyView next() { return next_ < count_ ? args_[next_++] : ffi::AnyView(); }
+
   const ffi::AnyView* args_;
+  const int count_;
   int next_ = 0;
   const char* first_ = nullptr;
   DLDevice device_{kDLCPU, 0};

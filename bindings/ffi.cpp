@@ -4,8 +4,8 @@
 // that they agree, builds the Problem, keeps a bounded cache of plans, and takes scratch from the
 // framework's allocator. It decides nothing.
 //
-// Tensors are [B, T, heads, dim]; with cu_seqlens B is 1. python/linattn/_call.py lists the
-// arguments in this order.
+// Tensors are [B, T, heads, dim]; with cu_seqlens B is 1. Arguments are positional, in the order of
+// Inputs and of each pass.
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
@@ -25,22 +25,26 @@ namespace {
 
 // ---- the passes ----
 
+template <class Args>
+void outputs(const Inputs& in, Args& a) {
+  if (!in.out) invalid("out is absent; expected [B, T, HV, V]");
+  in.like_value(in.out);
+  a.out = tensor(in.out);
+  a.final_state = in.state(in.final_state, in.problem.state_dtype, !in.write_slots);
+}
+
 void forward(const TVMFFIAny* packed, std::int32_t count) {
-  Reader r(packed, count, Inputs::kCount + 10);
-  Inputs in(r);
-  const Array out = r.array("out"), final_state = r.array("final_state"),
-              write_slots = r.array("write_slots"), start_positions = r.array("start_positions"),
-              checkpoints = r.array("checkpoints"), offsets = r.array("checkpoint_offsets"),
-              positions = r.array("checkpoint_positions"),
+  Reader r(packed, count, Inputs::kCount + 7);
+  Inputs in(r, "out", "final_state");
+  const Array start_positions = r.array("start_positions"), checkpoints = r.array("checkpoints"),
+              offsets = r.array("checkpoint_offsets"), positions = r.array("checkpoint_positions"),
               checkpoint_slots = r.array("checkpoint_slots"), transition = r.array("transition"),
               saved = r.array("saved");
-  linattn::ForwardArgs a = in.args<linattn::ForwardArgs>(in.read_slots.present);
-  if (!out) invalid("out is absent; expected [B, T, HV, V]");
-  in.like_value(out);
-  a.out = tensor(out);
-  a.final_state = in.state(final_state, in.problem.state_dtype, !write_slots);
-  in.slots(write_slots, in.sequences);
-  a.write_slots = static_cast<const std::int32_t*>(write_slots.data);
+  in.finish();
+  linattn::ForwardArgs a = in.args<linattn::ForwardArgs>();
+  outputs(in, a);
+  in.slots(in.write_slots, in.sequences);
+  a.write_slots = static_cast<const std::int32_t*>(in.write_slots.data);
   in.slots(start_positions, in.sequences);
   a.start_positions = static_cast<const std::int32_t*>(start_positions.data);
   if (checkpoints) {
@@ -74,25 +78,25 @@ void forward(const TVMFFIAny* packed, std::int32_t count) {
   const auto chosen = plan<linattn::ForwardArgs>(in.problem, r.device(), in.implementation);
   const std::size_t bytes =
       in.problem.save_for_backward ? chosen->saved_bytes(a.tokens, a.sequences) : 0;
-  const Saved kept(saved, bytes, r.dl_device(), /*read=*/false);
+  const Saved kept(saved, bytes, in, /*read=*/false);
   a.saved = kept.data();
   run(*chosen, a, in);
   kept.store();
 }
 
 void backward(const TVMFFIAny* packed, std::int32_t count) {
-  Reader r(packed, count, Inputs::kCount + 14);
-  Inputs in(r);
-  const Array dout = r.array("dout"), dfinal_state = r.array("dfinal_state"),
-              saved = r.array("saved"), dq = r.array("dq"), dk = r.array("dk"), dv = r.array("dv"),
-              dg = r.array("dg"), dbeta = r.array("dbeta"), derase = r.array("derase"),
-              dwrite = r.array("dwrite"), da_log = r.array("dA_log"),
-              ddt_bias = r.array("ddt_bias"), dinitial_state = r.array("dinitial_state");
+  Reader r(packed, count, Inputs::kCount + 12);
+  Inputs in(r, "dout", "dfinal_state");
+  const Array saved = r.array("saved"), dq = r.array("dq"), dk = r.array("dk"), dv = r.array("dv"),
+              dg = r.array("dg"), dbeta = r.array("dbeta"), da_log = r.array("dA_log"),
+              ddt_bias = r.array("ddt_bias"), dinitial_state = r.array("dinitial_state"),
+              derase = r.array("derase"), dwrite = r.array("dwrite");
   const std::string forward_implementation = r.text();
-  linattn::BackwardArgs a = in.args<linattn::BackwardArgs>(in.read_slots.present);
-  in.like_value(dout);
-  a.dout = tensor(dout);
-  a.dfinal_state = in.state(dfinal_state, in.problem.state_dtype, true);
+  in.finish();
+  linattn::BackwardArgs a = in.args<linattn::BackwardArgs>();
+  in.like_value(in.out);
+  a.dout = tensor(in.out);
+  a.dfinal_state = in.state(in.final_state, in.problem.state_dtype, true);
   const auto gradient = [](const Array& d, const Array& input) -> linattn::Tensor {
     if (!d) return {};
     if (!input || d.dims != input.dims || !std::equal(d.shape, d.shape + d.dims, input.shape))
@@ -114,39 +118,19 @@ void backward(const TVMFFIAny* packed, std::int32_t count) {
 
   const auto forward_plan =
       plan<linattn::ForwardArgs>(in.problem, r.device(), forward_implementation);
-  const Saved kept(saved, forward_plan->saved_bytes(a.tokens, a.sequences), r.dl_device(),
-                   /*read=*/true);
+  const Saved kept(saved, forward_plan->saved_bytes(a.tokens, a.sequences), in, /*read=*/true);
   a.saved = kept.data();
   run(*backward_plan(in.problem, r.device(), in.implementation, forward_implementation), a, in);
 }
 
 void step(const TVMFFIAny* packed, std::int32_t count) {
-  Reader r(packed, count, Inputs::kCount + 7);
-  // Tables of slots per token are two-dimensional and come apart from the shared read_slots.
-  Inputs in(r);
-  const Array out = r.array("out"), final_state = r.array("final_state"),
-              write_slots = r.array("write_slots"), read_table = r.array("read_slots"),
-              write_table = r.array("write_slots"), accepted = r.array("accepted"),
-              parents = r.array("parents");
-  const auto table = [&](const Array& a, const std::int32_t*& ids, std::int64_t& stride) {
-    if (!a) return;
-    if (a.dims != 2 || a.shape[0] != in.sequences)
-      invalid(std::string(a.name) + " has shape " + a.shape_text() +
-              "; expected [N] or [N, columns] with N = " + std::to_string(in.sequences));
-    a.expect_dtype(DType::kInt32);
-    a.expect_contiguous();
-    ids = static_cast<const std::int32_t*>(a.data);
-    stride = a.shape[1];
-  };
-  linattn::StepArgs a = in.args<linattn::StepArgs>(in.read_slots || read_table);
-  if (!out) invalid("out is absent; expected [B, T, HV, V]");
-  in.like_value(out);
-  a.out = tensor(out);
-  in.slots(write_slots, in.sequences);
-  a.write_slots = static_cast<const std::int32_t*>(write_slots.data);
-  table(read_table, a.read_slots, a.read_slot_stride);
-  table(write_table, a.write_slots, a.write_slot_stride);
-  a.final_state = in.state(final_state, in.problem.state_dtype, !write_slots && !write_table);
+  Reader r(packed, count, Inputs::kCount + 2);
+  Inputs in(r, "out", "final_state");
+  const Array accepted = r.array("accepted"), parents = r.array("parents");
+  in.finish();
+  linattn::StepArgs a = in.args<linattn::StepArgs>();
+  outputs(in, a);
+  in.table(in.write_slots, a.write_slots, a.write_slot_stride);
   in.slots(accepted, in.sequences);
   a.accepted = static_cast<const std::int32_t*>(accepted.data);
   parents.expect_shape({in.batch * in.length}, "[T], tokens over all sequences");
@@ -158,12 +142,14 @@ void step(const TVMFFIAny* packed, std::int32_t count) {
 
 // ---- questions ----
 
-// The problem without tensors: flags, then sizes and dtypes, then the device.
+// The problem without tensors, and the device.
 struct Question {
-  static constexpr int kCount = kProblemFlags + 12;
+  static constexpr int kCount = 15;
   linattn::Problem problem;
   linattn::Device device;
-  explicit Question(Reader& r) : problem(read_problem_flags(r)) {
+  explicit Question(Reader& r) : problem(read_problem(r)) {
+    problem.checkpoint_interval = static_cast<std::int32_t>(r.integer());
+    problem.sm_limit = static_cast<std::int32_t>(r.integer());
     problem.dtype = static_cast<DType>(r.integer());
     problem.gate_dtype = static_cast<DType>(r.integer());
     problem.beta_dtype = static_cast<DType>(r.integer());

@@ -8,28 +8,34 @@
 #include <bit>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "arguments.h"
 #include "linattn/linattn.h"
 
 namespace linattn_ffi {
 
-inline linattn::Problem read_problem_flags(Reader& reader) {
+// What tensors do not show of a problem, in one integer of four bits each;
+// python/linattn/_problem.py packs it.
+inline linattn::Problem read_problem(Reader& reader) {
+  std::int64_t code = reader.integer();
+  const auto take = [&code] {
+    const auto digit = static_cast<std::int32_t>(code & 15);
+    code >>= 4;
+    return digit;
+  };
   linattn::Problem p;
-  p.op.gate = static_cast<linattn::Gate>(reader.integer());
-  p.op.update = static_cast<linattn::Update>(reader.integer());
-  p.gate_input = static_cast<linattn::GateInput>(reader.integer());
-  p.beta_input = static_cast<linattn::BetaInput>(reader.integer());
-  p.qk_l2norm = reader.integer() != 0;
-  p.state_layout = static_cast<linattn::StateLayout>(reader.integer());
-  p.state_dtype = static_cast<DType>(reader.integer());
-  p.checkpoint_interval = static_cast<std::int32_t>(reader.integer());
-  p.save_for_backward = reader.integer() != 0;
-  p.batch_invariant = reader.integer() != 0;
-  p.sm_limit = static_cast<std::int32_t>(reader.integer());
+  p.op.gate = static_cast<linattn::Gate>(take());
+  p.op.update = static_cast<linattn::Update>(take());
+  p.gate_input = static_cast<linattn::GateInput>(take());
+  p.beta_input = static_cast<linattn::BetaInput>(take());
+  p.state_layout = static_cast<linattn::StateLayout>(take());
+  p.state_dtype = static_cast<DType>(take());
+  p.qk_l2norm = take() != 0;
+  p.save_for_backward = take() != 0;
+  p.batch_invariant = take() != 0;
   return p;
 }
-inline constexpr int kProblemFlags = 11;
 
 inline linattn::Tensor tensor(const Array& a) {  // [B, T, heads, dim], [B, T, heads] or [heads]
   if (!a) return {};
@@ -42,40 +48,43 @@ inline std::int64_t bucket(std::int64_t n) {
       std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1))));
 }
 
-// The part that forward, backward and step share: 13 tensors, the problem's flags, 3 numbers, a
-// name.
+// The part that forward, backward and step share. What most calls have comes first, so that the
+// rest can be left out; what belongs to one pass stands between `write_slots` and the numbers.
 struct Inputs {
-  static constexpr int kCount = 13 + kProblemFlags + 4;
+  static constexpr int kCount = 19 + 5;
 
-  Array q, k, v, g, beta, erase, write, a_log, dt_bias, initial_state, read_slots,
-      has_initial_state, cu_seqlens;
+  Reader& reader;
   linattn::Problem problem;
   float scale, lower_bound;
-  std::int32_t first_slot;
+  Array q, k, v, g, beta, a_log, dt_bias, initial_state, cu_seqlens;
+  Array out, final_state;  // backward: their gradients
+  Array erase, write, read_slots, has_initial_state, write_slots;
+  std::int32_t first_slot = 0;
   std::string implementation;
+  ffi::Optional<ffi::Function> allocate;  // (bytes) -> tensor
   std::int64_t batch, length, heads, value_heads, key_dim, value_dim, sequences;
-  Reader& reader;
 
-  explicit Inputs(Reader& r)
-      : q(r.array("q")),
+  Inputs(Reader& r, const char* out_name, const char* final_state_name)
+      : reader(r),
+        problem(read_problem(r)),
+        scale(static_cast<float>(r.real())),
+        lower_bound(static_cast<float>(r.real())),
+        q(r.array("q")),
         k(r.array("k")),
         v(r.array("v")),
         g(r.array("g")),
         beta(r.array("beta")),
-        erase(r.array("erase")),
-        write(r.array("write")),
         a_log(r.array("A_log")),
         dt_bias(r.array("dt_bias")),
         initial_state(r.array("initial_state")),
+        cu_seqlens(r.array("cu_seqlens")),
+        out(r.array(out_name)),
+        final_state(r.array(final_state_name)),
+        erase(r.array("erase")),
+        write(r.array("write")),
         read_slots(r.array("read_slots")),
         has_initial_state(r.array("has_initial_state")),
-        cu_seqlens(r.array("cu_seqlens")),
-        problem(read_problem_flags(r)),
-        scale(static_cast<float>(r.real())),
-        lower_bound(static_cast<float>(r.real())),
-        first_slot(static_cast<std::int32_t>(r.integer())),
-        implementation(r.text()),
-        reader(r) {
+        write_slots(r.array("write_slots")) {
     for (const Array* a : {&q, &k, &v})
       if (!*a) invalid(std::string(a->name) + " is absent; expected a [B, T, heads, dim] tensor");
     for (const Array* a : {&q, &k, &v})
@@ -101,7 +110,10 @@ struct Inputs {
     problem.max_tokens = bucket(batch * length);
     problem.max_sequences = bucket(sequences);
     for (const Array* a : {&q, &k, &v, &erase, &write}) a->expect_last_axis_dense();
-    slots(read_slots, sequences);
+    if (problem.state_dtype == DType::kUnset)
+      problem.state_dtype = initial_state ? initial_state.expect_float()
+                            : final_state ? final_state.expect_float()
+                                          : DType::kFloat32;
     if (has_initial_state) {
       has_initial_state.expect_shape({sequences}, "[N]");
       if (has_initial_state.type.bits != 8 ||
@@ -112,11 +124,31 @@ struct Inputs {
     }
   }
 
+  // The numbers at the end.
+  void finish() {
+    first_slot = static_cast<std::int32_t>(reader.integer());
+    problem.checkpoint_interval = static_cast<std::int32_t>(reader.integer(64));
+    problem.sm_limit = static_cast<std::int32_t>(reader.integer());
+    implementation = reader.text();
+    allocate = reader.function();
+  }
+
   // [N] int32
   void slots(const Array& a, std::int64_t count) const {
     a.expect_shape({count}, "[N]");
     a.expect_dtype(DType::kInt32);
     a.expect_contiguous();
+  }
+
+  // [N] int32, or [N, columns]: then the stride is columns.
+  void table(const Array& a, const std::int32_t*& ids, std::int64_t& stride) const {
+    ids = static_cast<const std::int32_t*>(a.data);
+    if (!a) return;
+    if (a.dims != 2) return slots(a, sequences);
+    a.expect_shape({sequences, a.shape[1]}, "[N] or [N, columns]");
+    a.expect_dtype(DType::kInt32);
+    a.expect_contiguous();
+    stride = a.shape[1];
   }
 
   // One [B, T, HV, dim] tensor in the dtype of q.
@@ -154,9 +186,8 @@ struct Inputs {
     return {a.data, a.shape[0], a.stride[0], a.stride[1]};
   }
 
-  // pooled: initial_state is a pool that slots index, not one state per sequence.
   template <class Args>
-  Args args(bool pooled) const {
+  Args args() const {
     Args a;
     a.tokens = batch * length;
     a.sequences = sequences;
@@ -171,8 +202,13 @@ struct Inputs {
     a.g = tensor(g), a.beta = tensor(beta), a.erase = tensor(erase), a.write = tensor(write);
     a.a_log = static_cast<const float*>(a_log.data);
     a.dt_bias = static_cast<const float*>(dt_bias.data);
-    a.initial_state = state(initial_state, problem.state_dtype, !pooled);
-    a.read_slots = static_cast<const std::int32_t*>(read_slots.data);
+    a.initial_state = state(initial_state, problem.state_dtype, !read_slots);
+    if constexpr (std::is_same_v<Args, linattn::StepArgs>) {
+      table(read_slots, a.read_slots, a.read_slot_stride);
+    } else {
+      slots(read_slots, sequences);
+      a.read_slots = static_cast<const std::int32_t*>(read_slots.data);
+    }
     a.has_initial_state = static_cast<const std::uint8_t*>(has_initial_state.data);
     return a;
   }
@@ -206,10 +242,10 @@ struct Inputs {
     a_log.expect_shape({value_heads}, "[HV]");
     a_log.expect_dtype(DType::kFloat32);
     a_log.expect_contiguous();
-    if (channel)
-      dt_bias.expect_shape({value_heads, key_dim}, "[HV, K]");
-    else
+    if (!channel)
       dt_bias.expect_shape({value_heads}, "[HV]");
+    else if (dt_bias.dims != 1 || dt_bias.shape[0] != value_heads * key_dim)
+      dt_bias.expect_shape({value_heads, key_dim}, "[HV, K]");
     dt_bias.expect_dtype(DType::kFloat32);
     dt_bias.expect_contiguous();
   }

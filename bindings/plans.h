@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <list>
 #include <memory>
@@ -18,6 +17,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "inputs.h"
 #include "linattn/linattn.h"
 
 namespace linattn_ffi {
@@ -110,29 +110,20 @@ inline std::shared_ptr<const linattn::BackwardPlan> backward_plan(
       });
 }
 
-// Bytes from the allocator of the framework whose tensors came; plain memory when there is none
-// (NumPy).
+// Bytes from the allocator of the framework whose tensors came: the one that the call brings, else
+// the one that the framework registered with tvm-ffi.
 class Scratch {
  public:
-  Scratch(std::size_t bytes, DLDevice device) : bytes_(bytes) {
+  Scratch(std::size_t bytes, const Inputs& in) : bytes_(bytes) {
     if (bytes == 0) return;
-    const std::size_t padded = bytes + kAlignment;
-    if (TVMFFIEnvGetDLPackManagedTensorAllocator() != nullptr) {
-      const std::int64_t shape[] = {static_cast<std::int64_t>(padded)};
-      tensor_ = ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::ShapeView(shape, 1),
-                                          DLDataType{kDLUInt, 8, 1}, device);
-      data_ = static_cast<char*>(tensor_.data_ptr()) + tensor_.byte_offset();
-    } else if (device.device_type == kDLCPU) {
-      plain_.reset(static_cast<char*>(std::malloc(padded)));
-      data_ = plain_.get();
-      if (data_ == nullptr)
-        raise("MemoryError",
-              "linattn: no memory for a workspace of " + std::to_string(padded) + " bytes");
+    const auto padded = static_cast<std::int64_t>(bytes + kAlignment);
+    if (in.allocate.has_value()) {
+      tensor_ = (*in.allocate)(padded).cast<ffi::Tensor>();
     } else {
-      raise("RuntimeError",
-            "linattn: the framework registered no allocator with tvm-ffi; expected PyTorch, CuPy "
-            "or JAX");
+      tensor_ = ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::ShapeView(&padded, 1),
+                                          DLDataType{kDLUInt, 8, 1}, in.reader.dl_device());
     }
+    data_ = static_cast<char*>(tensor_.data_ptr()) + tensor_.byte_offset();
     const auto address = reinterpret_cast<std::uintptr_t>(data_);
     data_ += (kAlignment - address % kAlignment) % kAlignment;
   }
@@ -140,13 +131,9 @@ class Scratch {
   linattn::Workspace workspace() const { return {data_, bytes_}; }
 
  private:
-  struct Free {
-    void operator()(char* p) const { std::free(p); }
-  };
   std::size_t bytes_;
   char* data_ = nullptr;
   ffi::Tensor tensor_;
-  std::unique_ptr<char, Free> plain_;
 };
 
 // `saved` as the library wants it. A framework may move it between forward and backward to an
@@ -154,8 +141,8 @@ class Scratch {
 // align to 256 bytes and more).
 class Saved {
  public:
-  Saved(const Array& saved, std::size_t bytes, DLDevice device, bool read)
-      : saved_(saved), bytes_(bytes), copy_(must_copy(saved, bytes, device) ? bytes : 0, device) {
+  Saved(const Array& saved, std::size_t bytes, const Inputs& in, bool read)
+      : saved_(saved), bytes_(bytes), copy_(must_copy(saved, bytes, in) ? bytes : 0, in) {
     if (copy_.data() != nullptr && read) std::memcpy(copy_.data(), saved.data, bytes);
   }
   void* data() const {
@@ -166,13 +153,13 @@ class Saved {
   }
 
  private:
-  static bool must_copy(const Array& saved, std::size_t bytes, DLDevice device) {
+  static bool must_copy(const Array& saved, std::size_t bytes, const Inputs& in) {
     if (bytes == 0) return false;
     saved.expect_contiguous();
     if (!saved || saved.type.bits != 8 || saved.size() < static_cast<std::int64_t>(bytes))
       invalid("saved has " + std::to_string(saved ? saved.size() : 0) + " bytes; expected uint8 [" +
               std::to_string(bytes) + "]");
-    return device.device_type == kDLCPU &&
+    return in.reader.dl_device().device_type == kDLCPU &&
            reinterpret_cast<std::uintptr_t>(saved.data) % kAlignment != 0;
   }
   const Array& saved_;
@@ -187,9 +174,8 @@ inline linattn::Stream stream_of(DLDevice device) {
 
 template <class Args>
 inline void run(const linattn::Plan<Args>& plan, const Args& args, const Inputs& in) {
-  const DLDevice device = in.reader.dl_device();
-  const Scratch scratch(plan.workspace_bytes(args.tokens, args.sequences), device);
-  plan.run(args, scratch.workspace(), stream_of(device));
+  const Scratch scratch(plan.workspace_bytes(args.tokens, args.sequences), in);
+  plan.run(args, scratch.workspace(), stream_of(in.reader.dl_device()));
 }
 
 }  // namespace linattn_ffi

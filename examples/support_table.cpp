@@ -21,7 +21,8 @@ const std::pair<const char*, Op> kOps[] = {{"kda", kda},
                                            {"retention", retention},
                                            {"delta_rule", delta_rule},
                                            {"linear_attention", linear_attention},
-                                           {"gdn2", gdn2}};
+                                           {"gdn2", gdn2},
+                                           {"comba", comba}};
 
 Problem make_problem(Op op, int key_dim, int value_dim, DType dtype) {
   Problem problem{.op = op,

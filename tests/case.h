@@ -19,21 +19,22 @@ struct NamedOp {  // lightning and retention are one pair of policies, so the na
   Op op;
 };
 
-inline constexpr std::array<NamedOp, 9> kAllOps{{{"kda", kda},
-                                                 {"gdn", gdn},
-                                                 {"gla", gla},
-                                                 {"lightning", lightning},
-                                                 {"simple_gla", simple_gla},
-                                                 {"retention", retention},
-                                                 {"delta_rule", delta_rule},
-                                                 {"linear_attention", linear_attention},
-                                                 {"gdn2", gdn2}}};
+inline constexpr std::array<NamedOp, 10> kAllOps{{{"kda", kda},
+                                                  {"gdn", gdn},
+                                                  {"gla", gla},
+                                                  {"lightning", lightning},
+                                                  {"simple_gla", simple_gla},
+                                                  {"retention", retention},
+                                                  {"delta_rule", delta_rule},
+                                                  {"linear_attention", linear_attention},
+                                                  {"gdn2", gdn2},
+                                                  {"comba", comba}}};
 
 // One op of each class that kernels are compiled for: {gate per channel, per head} x {delta, add}.
 inline constexpr std::array<NamedOp, 4> kClassOps{
     {{"kda", kda}, {"gdn", gdn}, {"gla", gla}, {"simple_gla", simple_gla}}};
-inline constexpr std::array<NamedOp, 4> kBetaOps{
-    {{"kda", kda}, {"gdn", gdn}, {"delta_rule", delta_rule}, {"gdn2", gdn2}}};
+inline constexpr std::array<NamedOp, 5> kBetaOps{
+    {{"kda", kda}, {"gdn", gdn}, {"delta_rule", delta_rule}, {"gdn2", gdn2}, {"comba", comba}}};
 inline constexpr std::array<NamedOp, 6> kGateOps{{{"kda", kda},
                                                   {"gdn", gdn},
                                                   {"gla", gla},

@@ -47,6 +47,7 @@ inline constexpr Op retention{Gate::kHeadConstant,
 inline constexpr Op delta_rule{Gate::kNone, Update::kDelta};      // DeltaNet
 inline constexpr Op linear_attention{Gate::kNone, Update::kAdd};  //
 inline constexpr Op gdn2{Gate::kChannel, Update::kEraseWrite};    // Gated DeltaNet-2
+inline constexpr Op comba{Gate::kHead, Update::kEraseWrite};  // Comba: erases less than it writes
 
 // How g becomes the log decay (natural logarithm, <= 0); x = g + dt_bias.
 enum class GateInput : std::int32_t {

@@ -167,6 +167,7 @@ inline std::string to_string(Op op) {
   if (op == delta_rule) return "delta_rule";
   if (op == linear_attention) return "linear_attention";
   if (op == gdn2) return "gdn2";
+  if (op == comba) return "comba";
   return "Op{Gate(" + std::to_string(static_cast<int>(op.gate)) + "), Update(" +
          std::to_string(static_cast<int>(op.update)) + ")}";
 }

@@ -2,12 +2,13 @@
 """Linear-attention kernels: KDA, GDN, GLA, Lightning and their relatives.
 
 Drop-in doors with the parameters of flash-linear-attention 0.6.0 (PyTorch; docs/fla.md), and under them the native
-doors `forward` and `step` (PyTorch and NumPy). Importing this package imports neither framework.
+doors `forward` and `step` (PyTorch, NumPy, CuPy and eager JAX). Importing this package imports none of them.
 """
 
 from . import _native
 from ._call import forward, step
 from ._problem import Problem, explain, implementations, set_threads
+from .delta_product import chunk_gated_delta_product
 from .delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
 from .gdn import (
     chunk_gated_delta_rule,
@@ -34,6 +35,7 @@ __all__ = [
     "Op",
     "Problem",
     "chunk_delta_rule",
+    "chunk_gated_delta_product",
     "chunk_gated_delta_rule",
     "chunk_gdn",
     "chunk_gdn2",

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native doors: every argument of the library, keyword-only. Orders arguments and allocates outputs, no more.
 
-What is chosen, checked and planned is the library's; see bindings/ffi.cpp.
+What is chosen, checked and planned is the library's; bindings/inputs.h has the order of the arguments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from . import _native
-from ._frameworks import Array, dtype_name, float_dtype, framework_of
-from ._problem import LAYOUT, STATE_DTYPE, flags_of
-from .op import DTYPES, STATE_LAYOUTS, Op
+from ._frameworks import Array, dtype_name, framework_of, new_state
+from .op import Op, float_dtype, problem_code
 
-# ---- what the three passes share ----------------------------------------------------------------------------------
+# ---- what the passes share ----------------------------------------------------------------------------------------
 
-INPUTS = (
-    "q k v g beta erase write a_log dt_bias initial_state read_slots has_initial_state cu_seqlens"
+# In the library's order. What `rest` and `counts` hold may be left out.
+_ARRAYS = "q k v g beta A_log dt_bias initial_state cu_seqlens out final_state".split()
+_REST = "erase write read_slots has_initial_state write_slots".split()
+_FORWARD_REST = (
+    "start_positions checkpoints checkpoint_offsets checkpoint_positions checkpoint_slots transition saved"
 ).split()
+_STEP_REST = ["accepted", "parents"]
+_COUNTS = (0, 64, 0, None)  # first_slot, checkpoint_interval, sm_limit, implementation
+_WRITTEN = {"out", "final_state", "checkpoints", "transition"}
 
 
 def _scale(scale: float | None) -> float:
@@ -32,123 +36,47 @@ def _scale(scale: float | None) -> float:
     return float(scale)
 
 
-def state_shape(q: Array, v: Array, cu_seqlens: Array | None, value_key: bool) -> tuple[int, ...]:
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    K, V = q.shape[-1], v.shape[-1]
-    return (sequences, v.shape[2], *((V, K) if value_key else (K, V)))
-
-
-@dataclass
-class _Call:
-    """The arguments of one call, still under their names."""
-
-    framework: Any
-    inputs: dict[str, Array]
-    flags: list[int]
-    numbers: list[Any]  # scale, lower_bound, first_slot, implementation
-    out: Array | None
-    final_state: Array | None
-
-    def shared(self) -> list[Any]:
-        return [*self.inputs.values(), *self.flags, *self.numbers]
-
-
-def _prepare(
-    *,
-    op: str | Op,
-    inputs: dict[str, Array],
-    gate_input: str | None,
-    beta_input: str | None,
-    lower_bound: float | None,
-    scale: float | None,
-    qk_l2norm: bool,
-    state_layout: str | None,
-    pool: Array | None,
-    final_state: Array | None,
-    state_dtype: Any,
-    first_slot: int,
-    checkpoint_interval: int,
-    batch_invariant: bool,
-    sm_limit: int,
-    implementation: str | None,
-    needs_layout: bool,
-    out: Array | None,
-) -> _Call:
-    q = inputs["q"]
-    framework = framework_of(q)
-    if pool is not None:
-        if inputs["initial_state"] is not None or final_state is not None:
-            raise ValueError(
-                "pool came with initial_state or final_state; expected pool alone, which is both"
-            )
-        inputs["initial_state"] = final_state = pool
-    for name in "qkv":
-        if inputs[name] is None:
-            raise ValueError(f"linattn: {name} is absent; expected a [B, T, heads, dim] tensor")
-    for name, x in inputs.items():
-        inputs[name] = framework.input("A_log" if name == "a_log" else name, x)
-    out = framework.output("out", out)
-    final_state = framework.output("final_state", final_state)
-
-    given = inputs["initial_state"] if inputs["initial_state"] is not None else final_state
-    if state_dtype is not None:
-        state_dtype = float_dtype("state_dtype", state_dtype)
-    else:
-        state_dtype = (
-            "float32" if given is None else float_dtype("the state's dtype", dtype_name(given))
+def _only_pool(initial_state: Array | None, final_state: Array | None) -> None:
+    if initial_state is not None or final_state is not None:
+        raise ValueError(
+            "pool came with initial_state or final_state; expected pool alone, which is both"
         )
-    needs_layout = needs_layout or given is not None
-    if state_layout is None and not needs_layout:
-        state_layout = "key_value"  # no state comes or goes
-    flags = flags_of(
-        op,
-        gate_input,
-        beta_input,
-        qk_l2norm,
-        state_layout,
-        state_dtype,
-        checkpoint_interval,
-        False,
-        batch_invariant,
-        sm_limit,
-    )
-    bound = 0.0 if lower_bound is None else float(lower_bound)
-    numbers = [_scale(scale), bound, int(first_slot), implementation or ""]
-    return _Call(framework, inputs, flags, numbers, out, final_state)
 
 
-def _allocate(call: _Call, output_final_state: bool) -> None:
-    """Outputs that the caller did not bring, unless shapes are so wrong that the binding will say so."""
-    q, v, cu_seqlens = (call.inputs[name] for name in ("q", "v", "cu_seqlens"))
-    if len(q.shape) != 4 or len(v.shape) != 4:
-        return
-    if cu_seqlens is not None and len(cu_seqlens.shape) != 1:
-        return
-    if call.out is None:
-        call.out = call.framework.empty(tuple(v.shape), float_dtype("q", q.dtype), q)
-    if output_final_state and call.final_state is None:
-        value_key = call.flags[LAYOUT] == STATE_LAYOUTS["value_key"]
-        dtype = next(name for name, code in DTYPES.items() if code == call.flags[STATE_DTYPE])
-        call.final_state = call.framework.empty(state_shape(q, v, cu_seqlens, value_key), dtype, q)
+def run_long(
+    which: str,
+    numbers: tuple[int, float, float],
+    inputs: tuple,
+    out: Array | None,
+    final_state: Array | None,
+    output_final_state: bool,
+    rest: tuple,
+    counts: tuple,
+    backward_implementation: str | None = None,
+) -> tuple[Array, Array | None]:
+    """Where a framework's `run` does not go: libraries that lend their arrays, and ops that PyTorch has to see."""
+    names = [*_ARRAYS, *_REST, *(_FORWARD_REST if which == "forward" else _STEP_REST)]
+    named = dict.fromkeys(names) | dict(zip(names, (*inputs, out, final_state, *rest)))
+    counts = counts or _COUNTS
+    q, v = named["q"], named["v"]
+    framework = framework_of(q)
+    for name in "qkv":
+        if named[name] is None:
+            raise ValueError(f"linattn: {name} is absent; expected a [B, T, heads, dim] tensor")
+    for name, x in named.items():
+        check = framework.output if name in _WRITTEN else framework.input
+        check(name, x)
+    if framework.name == "torch":
+        from . import _ops
 
-
-def _plain(call: _Call) -> bool:
-    """NumPy arrays and eager torch tensors go straight to the library; tracers need a torch op to see."""
-    if call.framework.name == "numpy":
-        return True
-    torch = call.framework.torch
-    if torch.compiler.is_compiling():
-        return False
-    return all(
-        x is None or type(x) is torch.Tensor or type(x) is torch.nn.Parameter
-        for x in call.inputs.values()
-    )
-
-
-def _wants_gradient(call: _Call) -> bool:
-    if call.framework.name == "numpy" or not call.framework.torch.is_grad_enabled():
-        return False
-    return any(x is not None and x.requires_grad for x in call.inputs.values())
+        if _ops.is_functional(which, named):
+            return _ops.forward(numbers, named, counts, output_final_state, backward_implementation)
+    if named["out"] is None and len(v.shape) == 4:
+        named["out"] = framework.empty(v.shape, float_dtype("q", dtype_name(q)), q)
+    if output_final_state and named["final_state"] is None:
+        named["final_state"] = new_state(framework.empty, numbers[0], inputs)
+    framework.call(which, q, [*numbers, *named.values(), *counts])
+    return named["out"], named["final_state"]
 
 
 # ---- the doors ----------------------------------------------------------------------------------------------------
@@ -197,18 +125,19 @@ def forward(
 ) -> tuple[Array, Array | None]:
     """A whole call of one recurrence over all tokens: prefill or training.
 
-    Tensors are torch tensors or NumPy arrays (float16, float32; torch also bfloat16), all of one framework and device,
-    of any strides as long as the last axis is dense. B batch, T tokens, H query and key heads, HV value heads (a
+    Tensors are torch tensors, NumPy, CuPy or eager JAX arrays (float16, float32, bfloat16 where there is one), all of
+    one framework and device, of any strides as long as the last axis is dense. JAX arrays cannot be written (no pool,
+    no out), and with them a call waits for its result. B batch, T tokens, H query and key heads, HV value heads (a
     multiple of H), K and V dims, N sequences: B, or the intervals of `cu_seqlens` (then B is 1).
 
     Args:
         op: "kda", "gdn", "gla", "lightning", "simple_gla", "retention", "delta_rule", "linear_attention", "gdn2",
-            or an `Op`.
+            "comba", or an `Op`.
         q, k: [B, T, H, K].  v: [B, T, HV, V].
         g: [B, T, HV, K] (channel gates), [B, T, HV] (head gates) or [HV] (constants).
         gate_input: "log_decay" (g is the natural log of the decay), "decay", "softplus" (-exp(A_log)
             softplus(g + dt_bias)) or "bounded" (lower_bound sigmoid(exp(A_log)(g + dt_bias))). Required with a gate.
-        beta: [B, T, HV], for a delta update.  erase, write: [B, T, HV, K], [B, T, HV, V], for gdn2.
+        beta: [B, T, HV], for a delta update.  erase, write: [B, T, HV, K], [B, T, HV, V], for gdn2 and comba.
         beta_input: "one" (no tensor), "value", "logit" (sigmoid) or "twice_logit". Required with those.
         A_log: float32 [HV].  dt_bias: float32 [HV], channel gates [HV, K].
         scale: on q; None: K**-0.5.  qk_l2norm: q and k over sqrt(sum of squares + 1e-6).
@@ -234,83 +163,49 @@ def forward(
     Raises:
         ValueError, NotImplementedError, RuntimeError: a sentence that names the argument, what came, what was expected.
     """
-    call = _prepare(
-        op=op,
-        inputs={
-            "q": q,
-            "k": k,
-            "v": v,
-            "g": g,
-            "beta": beta,
-            "erase": erase,
-            "write": write,
-            "a_log": A_log,
-            "dt_bias": dt_bias,
-            "initial_state": initial_state,
-            "read_slots": read_slots,
-            "has_initial_state": has_initial_state,
-            "cu_seqlens": cu_seqlens,
-        },
-        gate_input=gate_input,
-        beta_input=beta_input,
-        lower_bound=lower_bound,
-        scale=scale,
-        qk_l2norm=qk_l2norm,
-        state_layout=state_layout,
-        pool=pool,
-        final_state=final_state,
-        state_dtype=state_dtype,
-        first_slot=first_slot,
-        checkpoint_interval=checkpoint_interval,
-        batch_invariant=batch_invariant,
-        sm_limit=sm_limit,
-        implementation=implementation,
-        needs_layout=checkpoints is not None or output_final_state,
-        out=out,
+    if pool is not None:
+        _only_pool(initial_state, final_state)
+        initial_state = final_state = pool
+    if (
+        state_layout is initial_state is final_state is checkpoints is None
+        and not output_final_state
+    ):
+        state_layout = "key_value"  # no state comes or goes
+    numbers = (
+        problem_code(
+            op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
+        ),
+        _scale(scale),
+        0.0 if lower_bound is None else float(lower_bound),
     )
-    written = {
-        "out": out,
-        "pool": pool,
-        "final_state": final_state,
-        "write_slots": write_slots,
-        "read_slots": read_slots,
-        "start_positions": start_positions,
-        "checkpoints": checkpoints,
-        "transition": transition,
-    }
-    wants_gradient = _wants_gradient(call)
-    plain = _plain(call)
-    if wants_gradient or (not plain and all(x is None for x in written.values())):
-        for name, x in written.items():
-            if x is not None:
-                raise NotImplementedError(
-                    f"{name} is given and an input requires a gradient; expected one of the two "
-                    "(torch.no_grad() for serving)"
-                )
-        from . import _ops
-
-        return _ops.forward(call, output_final_state, wants_gradient, backward_implementation or "")
-
-    _allocate(call, output_final_state)
-    check = call.framework.input
-    outputs = [
-        call.out,
-        call.final_state,
-        check("write_slots", write_slots),
-        check("start_positions", start_positions),
-        call.framework.output("checkpoints", checkpoints),
-        check("checkpoint_offsets", checkpoint_offsets),
-        check("checkpoint_positions", checkpoint_positions),
-        check("checkpoint_slots", checkpoint_slots),
-        call.framework.output("transition", transition),
-    ]
-    if plain:
-        _native.forward(*call.shared(), *outputs, None)
-    else:
-        from . import _ops
-
-        _ops.forward_into(call, outputs)
-    return call.out, call.final_state
+    rest = counts = ()
+    if not (
+        erase is write is read_slots is has_initial_state is write_slots is start_positions is None
+        and checkpoints is checkpoint_offsets is checkpoint_positions is checkpoint_slots is None
+        and transition is implementation is None
+        and first_slot == sm_limit == 0
+        and checkpoint_interval == 64
+    ):
+        rest = (
+            erase,
+            write,
+            read_slots,
+            has_initial_state,
+            write_slots,
+            start_positions,
+            checkpoints,
+            checkpoint_offsets,
+            checkpoint_positions,
+            checkpoint_slots,
+            transition,
+            None,  # saved
+        )
+        counts = (int(first_slot), int(checkpoint_interval), int(sm_limit), implementation)
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
+    call = (numbers, inputs, out, final_state, output_final_state, rest, counts)
+    return framework_of(q).run(_native.forward, *call) or run_long(
+        "forward", *call, backward_implementation
+    )
 
 
 def step(
@@ -357,64 +252,24 @@ def step(
     `pool=state` decodes in place. Nothing is differentiable.
     """
 
-    def split(slots: Array | None) -> tuple[Array | None, Array | None]:
-        return (None, slots) if slots is not None and len(slots.shape) == 2 else (slots, None)
-
-    read_slots, read_table = split(read_slots)
-    write_slots, write_table = split(write_slots)
-    call = _prepare(
-        op=op,
-        inputs={
-            "q": q,
-            "k": k,
-            "v": v,
-            "g": g,
-            "beta": beta,
-            "erase": erase,
-            "write": write,
-            "a_log": A_log,
-            "dt_bias": dt_bias,
-            "initial_state": initial_state,
-            "read_slots": read_slots,
-            "has_initial_state": has_initial_state,
-            "cu_seqlens": cu_seqlens,
-        },
-        gate_input=gate_input,
-        beta_input=beta_input,
-        lower_bound=lower_bound,
-        scale=scale,
-        qk_l2norm=qk_l2norm,
-        state_layout=state_layout,
-        pool=pool,
-        final_state=final_state,
-        state_dtype=state_dtype,
-        first_slot=first_slot,
-        checkpoint_interval=64,
-        batch_invariant=batch_invariant,
-        sm_limit=sm_limit,
-        implementation=implementation,
-        needs_layout=True,
-        out=out,
+    if pool is not None:
+        _only_pool(initial_state, final_state)
+        initial_state = final_state = pool
+    numbers = (
+        problem_code(
+            op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
+        ),
+        _scale(scale),
+        0.0 if lower_bound is None else float(lower_bound),
     )
-    if _wants_gradient(call):
-        raise NotImplementedError(
-            "an input requires a gradient; step has none: use forward, or torch.no_grad()"
-        )
-    _allocate(call, output_final_state)
-    check = call.framework.input
-    outputs = [
-        call.out,
-        call.final_state,
-        check("write_slots", write_slots),
-        check("read_slots", read_table),
-        check("write_slots", write_table),
-        check("accepted", accepted),
-        check("parents", parents),
-    ]
-    if _plain(call):
-        _native.step(*call.shared(), *outputs)
-    else:
-        from . import _ops
-
-        _ops.step_into(call, outputs)
-    return call.out, call.final_state
+    rest = counts = ()
+    if not (
+        erase is write is read_slots is has_initial_state is write_slots is accepted is None
+        and parents is implementation is None
+        and first_slot == sm_limit == 0
+    ):
+        rest = (erase, write, read_slots, has_initial_state, write_slots, accepted, parents)
+        counts = (int(first_slot), 64, int(sm_limit), implementation)
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
+    call = (numbers, inputs, out, final_state, output_final_state, rest, counts)
+    return framework_of(q).run(_native.step, *call) or run_long("step", *call)

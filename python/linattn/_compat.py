@@ -2,16 +2,21 @@
 """What FLA's doors have in common: legacy keywords, checks, the closed list of what is refused, and the one call.
 
 Every door follows flash-linear-attention 0.6.0: its parameters, its defaults, its exceptions. PyTorch only.
+
+What the library checks by itself is not checked before it: only when it refuses does a door look for the exception of
+FLA, and for a layout or dtype of which FLA takes a copy.
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import _call
-from ._frameworks import dtype_name
+from . import _call, _native
+from ._frameworks import dtype_name, framework_of
+from .op import problem_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,13 +44,15 @@ def refuse(door: str, key: str, detail: str = "") -> None:
 
 def take_keywords(door: str, kwargs: dict[str, Any], *known: str) -> list[Any]:
     """The values of FLA's hidden keywords, None where not given; any other keyword is a TypeError."""
-    if "head_first" in known and "head_first" in kwargs:
-        # FLA raises the warning itself.
-        raise DeprecationWarning(f"{door}: head_first is gone; pass [B, T, H, ...] tensors")
+    values = [kwargs.pop(name, None) for name in known]
     for name in kwargs:
-        if name not in known:
-            raise TypeError(f"{door}() got an unexpected keyword argument {name!r}")
-    return [kwargs.get(name) for name in known if name != "head_first"]
+        raise TypeError(f"{door}() got an unexpected keyword argument {name!r}")
+    return values
+
+
+def refuse_head_first(door: str, kwargs: dict[str, Any]) -> None:
+    if "head_first" in kwargs:  # FLA raises the warning itself
+        raise DeprecationWarning(f"{door}: head_first is gone; pass [B, T, H, ...] tensors")
 
 
 def value_first(door: str, state_v_first: bool, kwargs: dict[str, Any]) -> bool:
@@ -71,7 +78,10 @@ def check_chunk_size(door: str, chunk_size: int | None, allowed: tuple[int, ...]
         raise ValueError(f"{door}: chunk_size is {chunk_size}; expected {expected}")
 
 
-def check_power_of_two(door: str, chunk_size: int | None) -> None:
+def take_chunk_size(door: str, kwargs: dict[str, Any]) -> None:
+    """Of the doors whose chunk size may be any power of two."""
+    refuse_head_first(door, kwargs)
+    (chunk_size,) = take_keywords(door, kwargs, "chunk_size")
     if chunk_size is not None and (chunk_size < 1 or chunk_size & (chunk_size - 1)):
         raise ValueError(f"{door}: chunk_size is {chunk_size}; expected a power of two")
 
@@ -95,18 +105,9 @@ def check_sequences(
         )
 
 
-def check_neg_eigval(door: str, allow_neg_eigval: bool, use_beta_sigmoid_in_kernel: bool) -> None:
-    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
-        raise ValueError(
-            f"{door}: allow_neg_eigval is True; expected use_beta_sigmoid_in_kernel with it"
-        )
-
-
-def check_context(
+def refuse_context(
     door: str, cp_context: Any, initial_state: Tensor | None, output_final_state: bool
 ) -> None:
-    if cp_context is None:
-        return
     assert initial_state is None, f"{door}: initial_state came with cp_context; expected None"
     assert output_final_state is False, (
         f"{door}: output_final_state came with cp_context; expected False"
@@ -115,6 +116,16 @@ def check_context(
         f"{door}: cp_context.cu_seqlens is None; expected offsets"
     )
     refuse(door, "cp_context")
+
+
+def check_key_dim(door: str, q: Tensor) -> None:
+    K = q.shape[-1]
+    assert K <= 256, f"{door}: K is {K}; expected at most 256"
+
+
+def check_beta(door: str, v: Tensor, beta: Tensor | None, **_: Any) -> None:
+    if beta is not None and beta.dim() == v.dim():
+        refuse(door, "beta_per_channel")
 
 
 def check_state_dtype(door: str, initial_state: Tensor | None) -> None:
@@ -139,15 +150,26 @@ def check_safe_gate(door: str, safe_gate: bool, lower_bound: float | None) -> No
         )
 
 
-def check_intermediate_states(door: str, wanted: bool, disable_recompute: bool) -> None:
-    if wanted:
-        import torch
+def check_intermediate_states(door: str, disable_recompute: bool) -> None:
+    import torch
 
-        assert torch.is_inference_mode_enabled(), (
-            f"{door}: return_intermediate_states outside of torch.inference_mode(); expected inside"
-        )
-        assert disable_recompute is False, (
-            f"{door}: return_intermediate_states came with disable_recompute; expected one of them"
+    assert torch.is_inference_mode_enabled(), (
+        f"{door}: return_intermediate_states outside of torch.inference_mode(); expected inside"
+    )
+    assert disable_recompute is False, (
+        f"{door}: return_intermediate_states came with disable_recompute; expected one of them"
+    )
+
+
+def check_heads(door: str, q: Tensor, v: Tensor) -> None:
+    H, HV = q.shape[2], v.shape[2]
+    assert H == HV, f"{door}: v has shape {list(v.shape)}, {HV} heads; expected the {H} of q"
+
+
+def assert_like(door: str, other: str, y: Tensor, **tensors: Tensor) -> None:
+    for name, x in tensors.items():
+        assert x.shape == y.shape, (
+            f"{door}: {name} has shape {list(x.shape)}; expected {other}'s, {list(y.shape)}"
         )
 
 
@@ -163,6 +185,16 @@ def assert_shape(door: str, name: str, x: Tensor, expected: tuple[int, ...], axe
 def last_axis_dense(x: Tensor | None) -> Tensor | None:
     """x itself in every usual layout; a copy when its last axis is strided or expanded, as FLA makes."""
     return x if x is None or x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+def dense_matrix(state: Tensor | None) -> Tensor | None:
+    """A state in float32 whose matrices are dense: itself, or a copy of one that was transposed."""
+    if state is None:
+        return None
+    state = state.float()
+    if state.dim() != 4 or (state.stride(-1) == 1 and state.stride(-2) == state.shape[-1]):
+        return state
+    return state.contiguous()
 
 
 def parameter(door: str, name: str, x: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
@@ -220,11 +252,11 @@ def run(
     k: Tensor,
     v: Tensor,
     g: Tensor | None = None,
-    *,
     gate_input: str | None = None,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     lower_bound: float | None = None,
+    *,
     beta: Tensor | None = None,
     beta_input: str | None = None,
     erase: Tensor | None = None,
@@ -238,67 +270,113 @@ def run(
     cu_seqlens_cpu: Tensor | None = None,
     reverse: bool = False,
     states_every: int | None = None,
+    check: Callable[..., None] | None = None,
 ) -> tuple:
     """One native call. The final state is float32 as in FLA, whatever the initial state's dtype.
 
-    With states_every=C the state before every C tokens is a third result, [B, chunks, HV, K, V] in k's dtype.
+    reverse: each sequence from its last token.
+    states_every=C: the state before every C tokens is a third result, [B, chunks, HV, K, V] in k's dtype.
+    check: raises what FLA raises for shapes and dtypes that the library refuses; called with the tensors by name.
     """
-    _check_call(door, q, k, v, {"g": g, "beta": beta, "b": erase, "w": write}, scale)
+    if scale is None:
+        scale = 0.0
+    elif scale == 0:
+        refuse(door, "scale_zero")
+    layout = "value_key" if state_v_first else "key_value"
+    code = problem_code(op, gate_input, beta_input, qk_l2norm, layout, "float32")
+    numbers = (code, float(scale), 0.0 if lower_bound is None else float(lower_bound))
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
+    rest = () if erase is None else (erase, write)
+    refused = None
+    if not reverse and states_every is None:
+        try:
+            done = framework_of(q).run(
+                _native.forward, numbers, inputs, None, None, output_final_state, rest, ()
+            )
+        except ValueError as error:
+            refused = error
+        else:
+            if done is not None:
+                return done
+    if check is not None:
+        check(door, q=q, k=k, v=v, g=g, beta=beta, b=erase, w=write, initial_state=initial_state)
+    _check_tensors(door, q, k, v, {"g": g, "beta": beta, "b": erase, "w": write})
+    check_sequences(door, q, initial_state, cu_seqlens)
+    given = (q, k, v, g, beta, A_log, dt_bias, initial_state, erase, write)
+    usable = _usable(door, *given)
+    if refused is not None and all(a is b for a, b in zip(given, usable)):
+        raise refused
+    more = (reverse, states_every, state_v_first, cu_seqlens, cu_seqlens_cpu)
+    return _run_carefully(numbers, usable, bool(output_final_state), *more)
+
+
+def _usable(
+    door: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    erase: Tensor | None,
+    write: Tensor | None,
+) -> tuple:
+    """The tensors as the library takes them: themselves, or copies where FLA takes copies."""
+    HV = v.shape[2]
+    channel = g is not None and g.dim() == 4
+    return (
+        *map(last_axis_dense, (q, k, v)),
+        last_axis_dense(g) if channel else g,
+        beta,
+        parameter(door, "A_log", A_log, (HV,)),
+        parameter(door, "dt_bias", dt_bias, (HV, g.shape[3]) if channel else (HV,)),
+        dense_matrix(initial_state),
+        last_axis_dense(erase),
+        last_axis_dense(write),
+    )
+
+
+def _run_carefully(
+    numbers: tuple,
+    tensors: tuple,
+    output_final_state: bool,
+    reverse: bool,
+    states_every: int | None,
+    state_v_first: bool,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+) -> tuple:
+    """With tensors that the library takes, in whatever way is open."""
+    q, k, v, g, beta, *parameters, erase, write = tensors
     if reverse:
         q, k, v, beta, erase, write = (
             flip_tokens(x, cu_seqlens) for x in (q, k, v, beta, erase, write)
         )
         if g is not None and g.dim() > 1:
             g = flip_tokens(g, cu_seqlens)
-    more = {}
+    inputs = (q, k, v, g, beta, *parameters, cu_seqlens)
+    rest, counts = () if erase is None else (erase, write), ()
     if states_every is not None:
-        more = _states_before_chunks(
+        states = _states_before_chunks(
             q, k, v, state_v_first, cu_seqlens, cu_seqlens_cpu, states_every
         )
-    out, final_state = _call.forward(
-        op=op,
-        q=last_axis_dense(q),
-        k=last_axis_dense(k),
-        v=last_axis_dense(v),
-        g=last_axis_dense(g) if g is not None and g.dim() == 4 else g,
-        beta=beta,
-        erase=last_axis_dense(erase),
-        write=last_axis_dense(write),
-        A_log=A_log,
-        dt_bias=dt_bias,
-        gate_input=gate_input,
-        beta_input=beta_input,
-        lower_bound=lower_bound,
-        scale=scale,
-        qk_l2norm=bool(qk_l2norm),
-        state_layout="value_key" if state_v_first else "key_value",
-        initial_state=None if initial_state is None else dense_matrix(initial_state.float()),
-        output_final_state=bool(output_final_state),
-        cu_seqlens=cu_seqlens,
-        **more,
-    )
+        rest = (erase, write, *(None,) * 4, *states, None, None)
+        counts = (0, states_every, 0, None)
+    call = (numbers, inputs, None, None, output_final_state, rest, counts)
+    done = framework_of(q).run(_native.forward, *call) or _call.run_long("forward", *call)
     if reverse:
-        out = flip_tokens(out, cu_seqlens)
+        done = (flip_tokens(done[0], cu_seqlens), done[1])
     if states_every is not None:
-        states = more["checkpoints"]
-        batch = q.shape[0] if cu_seqlens is None else 1
-        return (
-            out,
-            final_state,
-            states.view(batch, states.shape[0] // max(batch, 1), *states.shape[1:]),
-        )
-    return out, final_state
+        states, batch = states[0], q.shape[0] if cu_seqlens is None else 1
+        chunks = states.shape[0] // max(batch, 1)
+        done = (*done, states.view(batch, chunks, *states.shape[1:]))
+    return done
 
 
-def dense_matrix(state: Tensor) -> Tensor:
-    """A state whose matrices are dense: itself, or a copy of one that was transposed."""
-    if state.dim() != 4 or (state.stride(-1) == 1 and state.stride(-2) == state.shape[-1]):
-        return state
-    return state.contiguous()
-
-
-def _check_call(
-    door: str, q: Tensor, k: Tensor, v: Tensor, others: dict[str, Any], scale: float | None
+def _check_tensors(
+    door: str, q: Tensor, k: Tensor, v: Tensor, others: dict[str, Tensor | None]
 ) -> None:
     import torch
 
@@ -315,8 +393,6 @@ def _check_call(
     b, w = others["b"], others["w"]
     if b is not None and b.dtype != w.dtype:
         refuse(door, "dtype", f"b is {dtype_name(b)}, w is {dtype_name(w)}")
-    if scale is not None and scale == 0:
-        refuse(door, "scale_zero")
 
 
 def _states_before_chunks(
@@ -327,7 +403,7 @@ def _states_before_chunks(
     cu_seqlens: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
     chunk_size: int,
-) -> dict[str, Any]:
+) -> tuple[Tensor, ...]:
     """Checkpoints at 0, C, 2C, ... of every sequence. The number of chunks is read on the host, as in FLA."""
     import torch
 
@@ -344,10 +420,9 @@ def _states_before_chunks(
         return torch.tensor(list(values), dtype=torch.int32, device=q.device)
 
     last = (v.shape[-1], k.shape[-1]) if state_v_first else (k.shape[-1], v.shape[-1])
-    return {
-        "checkpoints": k.new_empty((offsets[-1], v.shape[2], *last)),
-        "checkpoint_offsets": ids(offsets),
-        "checkpoint_positions": ids(positions),
-        "checkpoint_slots": ids(range(offsets[-1])),
-        "checkpoint_interval": chunk_size,
-    }
+    return (
+        k.new_empty((offsets[-1], v.shape[2], *last)),
+        ids(offsets),
+        ids(positions),
+        ids(range(offsets[-1])),
+    )

@@ -7,51 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import _native
-from ._frameworks import float_dtype
-from .op import (
-    BETA_INPUTS,
-    DTYPES,
-    GATE_INPUTS,
-    GATES,
-    PASSES,
-    STATE_LAYOUTS,
-    UPDATES,
-    Op,
-    as_op,
-    number,
-)
-
-# Places in flags_of's list.
-LAYOUT, STATE_DTYPE, SAVE = 5, 6, 8
-
-
-def flags_of(
-    op: str | Op,
-    gate_input: str | None,
-    beta_input: str | None,
-    qk_l2norm: bool,
-    state_layout: str | None,
-    state_dtype: str,
-    checkpoint_interval: int = 64,
-    save_for_backward: bool = False,
-    batch_invariant: bool = False,
-    sm_limit: int = 0,
-) -> list[int]:
-    """The problem's fields that tensors do not show, in the binding's order."""
-    op = as_op(op)
-    return [
-        GATES[op.gate],
-        UPDATES[op.update],
-        number(GATE_INPUTS, "gate_input", gate_input),
-        number(BETA_INPUTS, "beta_input", beta_input),
-        int(qk_l2norm),
-        number(STATE_LAYOUTS, "state_layout", state_layout),
-        DTYPES[state_dtype],
-        int(checkpoint_interval),
-        int(save_for_backward),
-        int(batch_invariant),
-        int(sm_limit),
-    ]
+from .op import DTYPES, PASSES, SAVE, Op, number, problem_code
 
 
 @dataclass(frozen=True)
@@ -83,18 +39,16 @@ class Problem:
         kind, _, index = str(device).partition(":")
         if kind not in ("cpu", "cuda"):
             raise ValueError(f"device is {device}; expected cpu or cuda:<index>")
-        flags = flags_of(
+        code = problem_code(
             self.op,
             self.gate_input,
             self.beta_input,
             self.qk_l2norm,
             self.state_layout,
-            float_dtype("state_dtype", self.state_dtype),
-            self.checkpoint_interval,
-            self.save_for_backward,
+            self.state_dtype,
             self.batch_invariant,
-            self.sm_limit,
         )
+        code |= int(self.save_for_backward) << SAVE
         dtypes = [
             number(DTYPES, field.name, getattr(self, field.name))
             for field in fields(self)
@@ -108,7 +62,8 @@ class Problem:
             self.key_dim,
             self.value_dim,
         ]
-        return [*flags, *dtypes, *sizes, 1 if kind == "cpu" else 2, int(index or 0)]
+        numbers = [code, self.checkpoint_interval, self.sm_limit]
+        return [*numbers, *dtypes, *sizes, 1 if kind == "cpu" else 2, int(index or 0)]
 
 
 def explain(problem: Problem, device: Any = "cpu", which: str = "forward") -> str:

@@ -45,14 +45,11 @@ def chunk_delta_rule(
         ValueError, AssertionError, NotImplementedError: where FLA 0.6.0 does, and docs/fla.md's list.
     """
     door = "chunk_delta_rule"
-    assert q.dtype == k.dtype == v.dtype, (
-        f"{door}: q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one dtype"
-    )
     assert str(q.dtype) != "torch.float32", f"{door}: q is float32; expected bfloat16 or float16"
-    assert beta.dim() == 3, f"{door}: beta has shape {list(beta.shape)}; expected [B, T, H]"
-    (chunk_size,) = compat.take_keywords(door, kwargs, "chunk_size", "head_first")
-    compat.check_chunk_size(door, chunk_size, (16, 32, 64))
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
+    if kwargs:
+        compat.refuse_head_first(door, kwargs)
+        (chunk_size,) = compat.take_keywords(door, kwargs, "chunk_size")
+        compat.check_chunk_size(door, chunk_size, (16, 32, 64))
     return compat.run(
         door,
         "delta_rule",
@@ -66,7 +63,15 @@ def chunk_delta_rule(
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
+        check=_check_chunk,
     )
+
+
+def _check_chunk(door: str, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **_: Any) -> None:
+    assert q.dtype == k.dtype == v.dtype, (
+        f"{door}: q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one dtype"
+    )
+    assert beta.dim() == 3, f"{door}: beta has shape {list(beta.shape)}; expected [B, T, H]"
 
 
 def fused_recurrent_delta_rule(
@@ -82,10 +87,7 @@ def fused_recurrent_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_delta_rule`, with FLA's arguments for a few tokens; float32 too. beta None: 1. scale is positive."""
     door = "fused_recurrent_delta_rule"
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
     assert scale is None or scale > 0, f"{door}: scale is {scale}; expected a positive number"
-    if beta is not None and beta.dim() == v.dim():
-        compat.refuse(door, "beta_per_channel")
     return compat.run(
         door,
         "delta_rule",
@@ -99,4 +101,5 @@ def fused_recurrent_delta_rule(
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
+        check=compat.check_beta,
     )

@@ -54,27 +54,23 @@ def chunk_gated_delta_rule(
         ValueError, AssertionError, NotImplementedError: where FLA 0.6.0 does, and docs/fla.md's list.
     """
     door = "chunk_gated_delta_rule"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    H, HV = q.shape[2], v.shape[2]
-    if k.shape[2] != H:
-        raise ValueError(f"{door}: k has {k.shape[2]} heads; expected {H} as q")
-    if HV % H != 0:
-        raise ValueError(f"{door}: v has {HV} heads; expected a multiple of the {H} heads of q")
-    use_gate, A_log, dt_bias, chunk_size = compat.take_keywords(
-        door, kwargs, "use_gate_in_kernel", "A_log", "dt_bias", "chunk_size", "head_first"
-    )
-    compat.check_chunk_size(door, chunk_size, (16, 32, 64))
-    compat.check_context(door, cp_context, initial_state, output_final_state)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
-    gate: dict[str, Any] = {"gate_input": "log_decay"}
-    if use_gate:
-        assert A_log is not None, f"{door}: A_log is None; expected [HV] with use_gate_in_kernel"
-        gate = {
-            "gate_input": "softplus",
-            "A_log": compat.parameter(door, "A_log", A_log, (HV,)),
-            "dt_bias": compat.parameter(door, "dt_bias", dt_bias, (HV,)),
-        }
-    compat.check_neg_eigval(door, allow_neg_eigval, use_beta_sigmoid_in_kernel)
+    gate_input, A_log, dt_bias = "log_decay", None, None
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        compat.refuse_head_first(door, kwargs)
+        use_gate, A_log, dt_bias, chunk_size = compat.take_keywords(
+            door, kwargs, "use_gate_in_kernel", "A_log", "dt_bias", "chunk_size"
+        )
+        compat.check_chunk_size(door, chunk_size, (16, 32, 64))
+        if use_gate:
+            assert A_log is not None, (
+                f"{door}: A_log is None; expected [HV] with use_gate_in_kernel"
+            )
+            gate_input = "softplus"
+        else:
+            A_log = dt_bias = None
+    if cp_context is not None:
+        compat.refuse_context(door, cp_context, initial_state, output_final_state)
     return compat.run(
         door,
         "gdn",
@@ -82,16 +78,27 @@ def chunk_gated_delta_rule(
         k,
         v,
         g,
-        **gate,
+        gate_input,
+        A_log,
+        dt_bias,
         beta=beta,
-        beta_input=strength(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        beta_input=strength(door, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         qk_l2norm=use_qk_l2norm_in_kernel,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
+        check=_check_chunk,
     )
+
+
+def _check_chunk(door: str, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> None:
+    H, HV = q.shape[2], v.shape[2]
+    if k.shape[2] != H:
+        raise ValueError(f"{door}: k has {k.shape[2]} heads; expected {H} as q")
+    if HV % H != 0:
+        raise ValueError(f"{door}: v has {HV} heads; expected a multiple of the {H} heads of q")
 
 
 chunk_gdn = chunk_gated_delta_rule
@@ -126,9 +133,18 @@ def fused_recurrent_gated_delta_rule(
         beta: [B, T, HV]; None: 1 (with use_beta_sigmoid_in_kernel, as in FLA, a logit of 1).
     """
     door = "fused_recurrent_gated_delta_rule"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    compat.take_keywords(door, kwargs)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        compat.take_keywords(door, kwargs)
+    if gv is not None:
+        compat.refuse(door, "gv")
+    beta_input = strength(door, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    if beta is None:
+        if use_beta_sigmoid_in_kernel:
+            beta = v.new_ones(v.shape[:3])
+        else:
+            beta_input = "one"
+    op, gate_input = "gdn", "log_decay"
     if use_gate_in_kernel:
         if A_log is None:
             raise ValueError(f"{door}: A_log is None; expected [HV] with use_gate_in_kernel")
@@ -136,36 +152,29 @@ def fused_recurrent_gated_delta_rule(
             raise ValueError(
                 f"{door}: g is None; expected the raw gate [B, T, HV] with use_gate_in_kernel"
             )
-    compat.check_neg_eigval(door, allow_neg_eigval, use_beta_sigmoid_in_kernel)
-    if gv is not None:
-        compat.refuse(door, "gv")
-    HV = v.shape[2]
-    beta_input = strength(use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    if beta is None:
-        if use_beta_sigmoid_in_kernel:
-            beta = v.new_ones(v.shape[:3])
-        else:
-            beta_input = "one"
-    elif beta.dim() == v.dim():
-        compat.refuse(door, "beta_per_channel")
-    gate: dict[str, Any] = {"gate_input": None if g is None and gk is None else "log_decay"}
-    if use_gate_in_kernel:
-        A_log = compat.parameter(door, "A_log", A_log, (HV,))
-        dt_bias = compat.parameter(door, "dt_bias", dt_bias, (HV,))
-        if gk is None:
-            gate = {"gate_input": "softplus", "A_log": A_log, "dt_bias": dt_bias}
-        else:
+        gate_input = "softplus"
+        if gk is not None:
+            HV = v.shape[2]
+            A_log = compat.parameter(door, "A_log", A_log, (HV,))
+            dt_bias = compat.parameter(door, "dt_bias", dt_bias, (HV,))
             g = compat.softplus_gate(g, A_log, dt_bias)
-    if g is not None and gk is not None:
-        gk = gk.float() + g.float()[..., None]
+    else:
+        A_log = dt_bias = None
+    if gk is not None:
+        op, gate_input, A_log, dt_bias = "kda", "log_decay", None, None
+        g = gk if g is None else gk.float() + g.float()[..., None]
+    elif g is None:
+        op, gate_input = "delta_rule", None
     return compat.run(
         door,
-        "delta_rule" if g is None and gk is None else "gdn" if gk is None else "kda",
+        op,
         q,
         k,
         v,
-        g if gk is None else gk,
-        **gate,
+        g,
+        gate_input,
+        A_log,
+        dt_bias,
         beta=beta,
         beta_input=beta_input,
         qk_l2norm=use_qk_l2norm_in_kernel,
@@ -174,6 +183,7 @@ def fused_recurrent_gated_delta_rule(
         output_final_state=output_final_state,
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
+        check=compat.check_beta,
     )
 
 

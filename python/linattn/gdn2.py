@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _compat as compat
-from .kda import channel_gate, check_gate
+from .kda import channel_gate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,25 +54,26 @@ def chunk_gdn2(
         ValueError, AssertionError, NotImplementedError: where FLA 0.6.0 does, and docs/fla.md's list.
     """
     door = "chunk_gdn2"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    A_log, dt_bias, chunk_size = compat.take_keywords(
-        door, kwargs, "A_log", "dt_bias", "chunk_size"
-    )
-    compat.check_context(door, cp_context, initial_state, output_final_state)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
-    compat.check_state_dtype(door, initial_state)
-    check_gate(door, use_gate_in_kernel, A_log, lower_bound)
-    compat.check_chunk_size(door, chunk_size, (64,))
-    compat.check_safe_gate(door, safe_gate and use_gate_in_kernel, lower_bound)
-    for name, x in (("k", k), ("g", g), ("b", b)):
-        assert x.shape == q.shape, (
-            f"{door}: {name} has shape {list(x.shape)}; expected q's, {list(q.shape)}"
+    A_log = dt_bias = None
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        A_log, dt_bias, chunk_size = compat.take_keywords(
+            door, kwargs, "A_log", "dt_bias", "chunk_size"
         )
-    assert k.shape[-1] <= 256, f"{door}: K is {k.shape[-1]}; expected at most 256"
-    assert w.shape == v.shape, f"{door}: w has shape {list(w.shape)}; expected v's, {list(v.shape)}"
-    compat.assert_shape(door, "v", v, (*q.shape[:3], v.shape[-1]), "[B, T, H, V]")
-    compat.check_intermediate_states(door, return_intermediate_states, disable_recompute)
-    g, gate = channel_gate(door, g, v.shape[2], use_gate_in_kernel, A_log, dt_bias, lower_bound)
+        compat.check_chunk_size(door, chunk_size, (64,))
+    if cp_context is not None:
+        compat.refuse_context(door, cp_context, initial_state, output_final_state)
+    gate_input = "log_decay"
+    if use_gate_in_kernel:
+        compat.check_safe_gate(door, safe_gate, lower_bound)
+        gate = channel_gate(door, g, A_log, dt_bias, lower_bound)
+        g, gate_input, A_log, dt_bias, lower_bound = gate
+    else:
+        A_log = dt_bias = lower_bound = None
+    if return_intermediate_states:
+        compat.check_intermediate_states(door, disable_recompute)
+    compat.check_key_dim(door, q)
+    compat.check_heads(door, q, v)
     return compat.run(
         door,
         "gdn2",
@@ -80,7 +81,10 @@ def chunk_gdn2(
         k,
         v,
         g,
-        **gate,
+        gate_input,
+        A_log,
+        dt_bias,
+        lower_bound,
         erase=b,
         write=w,
         beta_input="value",
@@ -92,7 +96,25 @@ def chunk_gdn2(
         cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu,
         states_every=64 if return_intermediate_states else None,
+        check=_check_chunk,
     )
+
+
+def _check_chunk(
+    door: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b: Tensor,
+    w: Tensor,
+    initial_state: Tensor | None,
+    **_: Any,
+) -> None:
+    compat.check_state_dtype(door, initial_state)
+    compat.assert_like(door, "q", q, k=k, g=g, b=b)
+    compat.assert_like(door, "v", v, w=w)
+    compat.assert_shape(door, "v", v, (*q.shape[:3], v.shape[-1]), "[B, T, H, V]")
 
 
 def fused_recurrent_gdn2(
@@ -119,13 +141,15 @@ def fused_recurrent_gdn2(
     g and b are then [B, T, HV, K], w [B, T, HV, V]. initial_state may have any float dtype. Differentiable here.
     """
     door = "fused_recurrent_gdn2"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    compat.take_keywords(door, kwargs)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
-    compat.assert_shape(door, "b", b, (*v.shape[:3], k.shape[-1]), "[B, T, HV, K]")
-    assert w.shape == v.shape, f"{door}: w has shape {list(w.shape)}; expected v's, {list(v.shape)}"
-    check_gate(door, use_gate_in_kernel, A_log, lower_bound)
-    g, gate = channel_gate(door, g, v.shape[2], use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        compat.take_keywords(door, kwargs)
+    gate_input = "log_decay"
+    if use_gate_in_kernel:
+        gate = channel_gate(door, g, A_log, dt_bias, lower_bound)
+        g, gate_input, A_log, dt_bias, lower_bound = gate
+    else:
+        A_log = dt_bias = lower_bound = None
     return compat.run(
         door,
         "gdn2",
@@ -133,7 +157,10 @@ def fused_recurrent_gdn2(
         k,
         v,
         g,
-        **gate,
+        gate_input,
+        A_log,
+        dt_bias,
+        lower_bound,
         erase=b,
         write=w,
         beta_input="value",
@@ -143,4 +170,10 @@ def fused_recurrent_gdn2(
         output_final_state=output_final_state,
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
+        check=_check_recurrent,
     )
+
+
+def _check_recurrent(door: str, k: Tensor, v: Tensor, b: Tensor, w: Tensor, **_: Any) -> None:
+    compat.assert_shape(door, "b", b, (*v.shape[:3], k.shape[-1]), "[B, T, HV, K]")
+    compat.assert_like(door, "v", v, w=w)

@@ -42,13 +42,7 @@ def chunk_gla(
         ValueError, AssertionError, NotImplementedError: where FLA 0.6.0 does, and docs/fla.md's list.
     """
     door = "chunk_gla"
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
-    compat.check_state_dtype(door, initial_state)
-    for name, x in (("k", k), ("g", g)):
-        assert x.shape == q.shape, (
-            f"{door}: {name} has shape {list(x.shape)}; expected q's, {list(q.shape)}"
-        )
-    compat.assert_shape(door, "v", v, (*q.shape[:3], v.shape[-1]), "[B, T, H, V]")
+    compat.check_heads(door, q, v)
     return compat.run(
         door,
         "gla",
@@ -62,7 +56,16 @@ def chunk_gla(
         output_final_state=output_final_state,
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
+        check=_check_chunk,
     )
+
+
+def _check_chunk(
+    door: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None, **_: Any
+) -> None:
+    compat.check_state_dtype(door, initial_state)
+    compat.assert_like(door, "q", q, k=k, g=g)
+    compat.assert_shape(door, "v", v, (*q.shape[:3], v.shape[-1]), "[B, T, H, V]")
 
 
 def fused_recurrent_gla(
@@ -84,9 +87,9 @@ def fused_recurrent_gla(
     gk: [B, T, H, K], None: no decay.  gv: not implemented.  reverse: each sequence from its last token to its first.
     """
     door = "fused_recurrent_gla"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    compat.take_keywords(door, kwargs)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        compat.take_keywords(door, kwargs)
     if gv is not None:
         compat.refuse(door, "gv")
     return compat.run(
@@ -157,9 +160,8 @@ def chunk_simple_gla(
         ValueError, NotImplementedError: where FLA 0.6.0 does, and docs/fla.md's list.
     """
     door = "chunk_simple_gla"
-    (chunk_size,) = compat.take_keywords(door, kwargs, "chunk_size", "head_first")
-    compat.check_power_of_two(door, chunk_size)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
+    if kwargs:
+        compat.take_chunk_size(door, kwargs)
     return simple_gla(
         door,
         q,
@@ -191,9 +193,9 @@ def fused_recurrent_simple_gla(
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_simple_gla`, with FLA's arguments for a few tokens; reverse: from each sequence's last token."""
     door = "fused_recurrent_simple_gla"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    compat.take_keywords(door, kwargs)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        compat.take_keywords(door, kwargs)
     return simple_gla(
         door,
         q,

@@ -14,45 +14,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def check_gate(
-    door: str, use_gate_in_kernel: bool, A_log: Tensor | None, lower_bound: float | None
-) -> None:
-    if use_gate_in_kernel and A_log is None and lower_bound is None:
-        raise ValueError(
-            f"{door}: A_log is None; expected [HV] with use_gate_in_kernel, unless lower_bound is given"
-        )
-
-
 def channel_gate(
     door: str,
     g: Tensor,
-    value_heads: int,
-    use_gate_in_kernel: bool,
     A_log: Tensor | None,
     dt_bias: Tensor | None,
     lower_bound: float | None,
-) -> tuple[Tensor, dict[str, Any]]:
-    """g and the gate arguments of the native call; parameters count only with use_gate_in_kernel, as in FLA."""
-    if not use_gate_in_kernel:
-        return g, {"gate_input": "log_decay"}
-    A_log = compat.parameter(door, "A_log", A_log, (value_heads,))
-    dt_bias = compat.parameter(door, "dt_bias", dt_bias, (value_heads, g.shape[-1]))
+) -> tuple:
+    """g, gate_input, A_log, dt_bias and lower_bound of the native call, with use_gate_in_kernel."""
     if lower_bound is None:
-        return g, {"gate_input": "softplus", "A_log": A_log, "dt_bias": dt_bias}
-    if lower_bound >= 0:  # FLA computes it; such a gate does not forget
-        return compat.bounded_gate(g, A_log, dt_bias, lower_bound), {"gate_input": "log_decay"}
-    return g, {
-        "gate_input": "bounded",
-        "A_log": A_log,
-        "dt_bias": dt_bias,
-        "lower_bound": lower_bound,
-    }
+        if A_log is None:
+            raise ValueError(
+                f"{door}: A_log is None; expected [HV] with use_gate_in_kernel, unless lower_bound is given"
+            )
+        return g, "softplus", A_log, dt_bias, None
+    if lower_bound < 0:
+        return g, "bounded", A_log, dt_bias, lower_bound
+    # FLA computes it; such a gate does not forget.
+    HV = g.shape[2]
+    A_log = compat.parameter(door, "A_log", A_log, (HV,))
+    dt_bias = compat.parameter(door, "dt_bias", dt_bias, (HV, g.shape[3]))
+    return compat.bounded_gate(g, A_log, dt_bias, lower_bound), "log_decay", None, None, None
 
 
-def strength(use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> str:
-    if not use_beta_sigmoid_in_kernel:
-        return "value"
-    return "twice_logit" if allow_neg_eigval else "logit"
+def strength(door: str, use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> str:
+    if use_beta_sigmoid_in_kernel:
+        return "twice_logit" if allow_neg_eigval else "logit"
+    if allow_neg_eigval:
+        raise ValueError(
+            f"{door}: allow_neg_eigval is True; expected use_beta_sigmoid_in_kernel with it"
+        )
+    return "value"
 
 
 def chunk_kda(
@@ -109,26 +101,26 @@ def chunk_kda(
         ValueError, AssertionError, NotImplementedError: where FLA 0.6.0 does, and docs/fla.md's list.
     """
     door = "chunk_kda"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    A_log, dt_bias, chunk_size = compat.take_keywords(
-        door, kwargs, "A_log", "dt_bias", "chunk_size"
-    )
-    compat.check_context(door, cp_context, initial_state, output_final_state)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
-    compat.check_state_dtype(door, initial_state)
-    B, T, H, K = q.shape
-    HV = v.shape[2]
-    check_gate(door, use_gate_in_kernel, A_log, lower_bound)
-    compat.check_chunk_size(door, chunk_size, (32, 64))
-    compat.check_safe_gate(door, safe_gate and use_gate_in_kernel, lower_bound)
-    compat.check_neg_eigval(door, allow_neg_eigval, use_beta_sigmoid_in_kernel)
-    assert q.shape == k.shape, f"{door}: k has shape {list(k.shape)}; expected q's, {list(q.shape)}"
-    assert K <= 256, f"{door}: K is {K}; expected at most 256"
-    assert HV % H == 0, f"{door}: v has {HV} heads; expected a multiple of the {H} heads of q"
-    compat.assert_shape(door, "g", g, (B, T, HV, K), "[B, T, HV, K]")
-    compat.assert_shape(door, "beta", beta, (B, T, HV), "[B, T, HV]")
-    compat.check_intermediate_states(door, return_intermediate_states, disable_recompute)
-    g, gate = channel_gate(door, g, HV, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    A_log = dt_bias = chunk_size = states_every = None
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        A_log, dt_bias, chunk_size = compat.take_keywords(
+            door, kwargs, "A_log", "dt_bias", "chunk_size"
+        )
+        compat.check_chunk_size(door, chunk_size, (32, 64))
+    if cp_context is not None:
+        compat.refuse_context(door, cp_context, initial_state, output_final_state)
+    gate_input = "log_decay"
+    if use_gate_in_kernel:
+        compat.check_safe_gate(door, safe_gate, lower_bound)
+        gate = channel_gate(door, g, A_log, dt_bias, lower_bound)
+        g, gate_input, A_log, dt_bias, lower_bound = gate
+    else:
+        A_log = dt_bias = lower_bound = None
+    if return_intermediate_states:
+        compat.check_intermediate_states(door, disable_recompute)
+        states_every = 64 if chunk_size is None else chunk_size
+    compat.check_key_dim(door, q)
     if use_graph and cu_seqlens is not None and max_num_seqs is not None:
         assert len(cu_seqlens) - 1 == max_num_seqs, (
             f"{door}: cu_seqlens holds {len(cu_seqlens) - 1} sequences; expected max_num_seqs = {max_num_seqs}"
@@ -140,9 +132,12 @@ def chunk_kda(
         k,
         v,
         g,
-        **gate,
+        gate_input,
+        A_log,
+        dt_bias,
+        lower_bound,
         beta=beta,
-        beta_input=strength(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        beta_input=strength(door, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         qk_l2norm=use_qk_l2norm_in_kernel,
         scale=scale,
         initial_state=initial_state,
@@ -150,10 +145,28 @@ def chunk_kda(
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu,
-        states_every=(64 if chunk_size is None else chunk_size)
-        if return_intermediate_states
-        else None,
+        states_every=states_every,
+        check=_check_chunk,
     )
+
+
+def _check_chunk(
+    door: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    **_: Any,
+) -> None:
+    compat.check_state_dtype(door, initial_state)
+    B, T, H, K = q.shape
+    HV = v.shape[2]
+    assert q.shape == k.shape, f"{door}: k has shape {list(k.shape)}; expected q's, {list(q.shape)}"
+    assert HV % H == 0, f"{door}: v has {HV} heads; expected a multiple of the {H} heads of q"
+    compat.assert_shape(door, "g", g, (B, T, HV, K), "[B, T, HV, K]")
+    compat.assert_shape(door, "beta", beta, (B, T, HV), "[B, T, HV]")
 
 
 def fused_recurrent_kda(
@@ -181,14 +194,15 @@ def fused_recurrent_kda(
     initial_state may have any float dtype. For a pool of states in place see `linattn.step`.
     """
     door = "fused_recurrent_kda"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    compat.take_keywords(door, kwargs)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
-    compat.check_neg_eigval(door, allow_neg_eigval, use_beta_sigmoid_in_kernel)
-    if beta.dim() == v.dim():
-        compat.refuse(door, "beta_per_channel")
-    check_gate(door, use_gate_in_kernel, A_log, lower_bound)
-    g, gate = channel_gate(door, g, v.shape[2], use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        compat.take_keywords(door, kwargs)
+    gate_input = "log_decay"
+    if use_gate_in_kernel:
+        gate = channel_gate(door, g, A_log, dt_bias, lower_bound)
+        g, gate_input, A_log, dt_bias, lower_bound = gate
+    else:
+        A_log = dt_bias = lower_bound = None
     return compat.run(
         door,
         "kda",
@@ -196,13 +210,17 @@ def fused_recurrent_kda(
         k,
         v,
         g,
-        **gate,
+        gate_input,
+        A_log,
+        dt_bias,
+        lower_bound,
         beta=beta,
-        beta_input=strength(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        beta_input=strength(door, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         qk_l2norm=use_qk_l2norm_in_kernel,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
+        check=compat.check_beta,
     )

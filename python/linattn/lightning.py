@@ -60,9 +60,8 @@ def chunk_lightning_attn(
         ValueError, NotImplementedError: where FLA 0.6.0 does, and docs/fla.md's list.
     """
     door = "chunk_lightning_attn"
-    (chunk_size,) = compat.take_keywords(door, kwargs, "chunk_size", "head_first")
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
-    compat.check_power_of_two(door, chunk_size)
+    if kwargs:
+        compat.take_chunk_size(door, kwargs)
     return simple_gla(
         door,
         q,
@@ -91,7 +90,6 @@ def fused_recurrent_lightning_attn(
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_lightning_attn`, with FLA's arguments for a few tokens; reverse: from each sequence's last token."""
     door = "fused_recurrent_lightning_attn"
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
     return simple_gla(
         door,
         q,
@@ -119,9 +117,8 @@ def chunk_retention(
 ) -> tuple[Tensor, Tensor | None]:
     """Retention over whole sequences: head h decays by 1 - 2^(-5 - h). Arguments as `chunk_lightning_attn`."""
     door = "chunk_retention"
-    (chunk_size,) = compat.take_keywords(door, kwargs, "chunk_size", "head_first")
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
-    compat.check_power_of_two(door, chunk_size)
+    if kwargs:
+        compat.take_chunk_size(door, kwargs)
     return simple_gla(
         door,
         q,
@@ -150,9 +147,9 @@ def fused_recurrent_retention(
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_retention`, with FLA's arguments for a few tokens; reverse: from each sequence's last token."""
     door = "fused_recurrent_retention"
-    state_v_first = compat.value_first(door, state_v_first, kwargs)
-    compat.take_keywords(door, kwargs)
-    compat.check_sequences(door, q, initial_state, cu_seqlens)
+    if kwargs:
+        state_v_first = compat.value_first(door, state_v_first, kwargs)
+        compat.take_keywords(door, kwargs)
     return simple_gla(
         door,
         q,

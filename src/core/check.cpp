@@ -2,6 +2,7 @@
 #include "core/check.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -27,40 +28,65 @@ std::string number(double value) {
   return text.str();
 }
 
-[[noreturn]] void refuse(const std::string& name, const std::string& got,
-                         const std::string& expected) {
-  throw_invalid(name + " is " + got + "; expected " + expected);
+// The name of an argument: its parts, put together only for the sentence of a check that fails.
+struct Name {
+  const char* base;
+  const char* field = "";
+  std::int64_t index = -1;
+
+  Name(const char* name) : base(name) {}  // NOLINT: a plain name is a Name
+  Name(const char* name, const char* part) : base(name), field(part) {}
+  Name(const char* name, std::int64_t i) : base(name), index(i) {}
+  std::string text() const {
+    return index < 0 ? std::string(base) + field
+                     : std::string(base) + "[" + std::to_string(index) + "]";
+  }
+};
+
+// What was expected: words, or a callable that makes them.
+std::string words(const char* text) { return text; }
+template <class Make>
+std::string words(const Make& make) {
+  return make();
 }
 
-void expect(bool holds, const std::string& name, std::int64_t got, const std::string& expected) {
-  if (!holds) refuse(name, std::to_string(got), expected);
+[[noreturn]] void refuse(const Name& name, const std::string& got, const std::string& expected) {
+  throw_invalid(name.text() + " is " + got + "; expected " + expected);
 }
 
-void expect_float(const char* name, DType dtype) {
+template <class Expected>
+void expect(bool holds, const Name& name, std::int64_t got, const Expected& expected) {
+  if (!holds) refuse(name, std::to_string(got), words(expected));
+}
+
+void expect_float(const char* field, DType dtype) {
   if (dtype != DType::kBFloat16 && dtype != DType::kFloat16 && dtype != DType::kFloat32)
-    refuse(std::string("problem.") + name, to_string(dtype), "bf16, fp16 or fp32");
+    refuse({"problem.", field}, to_string(dtype), "bf16, fp16 or fp32");
 }
 
 template <class Enum>
-void expect_enum(const char* name, Enum value, int last, const char* expected) {
+void expect_enum(const char* field, Enum value, int last, const char* expected) {
   const auto code = static_cast<std::int64_t>(value);
-  expect(code >= 1 && code <= last, std::string("problem.") + name, code, expected);
+  expect(code >= 1 && code <= last, {"problem.", field}, code, expected);
 }
 
-void present(const void* data, const std::string& name, const std::string& why) {
-  if (data == nullptr) refuse(name, "absent", "a pointer, since " + why);
+template <class Why>
+void present(const void* data, const Name& name, const Why& why) {
+  if (data == nullptr) refuse(name, "absent", "a pointer, since " + words(why));
 }
 
-void absent(const void* data, const std::string& name, const std::string& why) {
-  if (data != nullptr) refuse(name, "given", "none, since " + why);
+template <class Why>
+void absent(const void* data, const Name& name, const Why& why) {
+  if (data != nullptr) refuse(name, "given", "none, since " + words(why));
 }
 
-void aligned(const void* data, const std::string& name, std::size_t alignment) {
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  if (address % alignment != 0)
+// alignment is a power of two.
+void aligned(const void* data, const Name& name, std::size_t alignment) {
+  const auto past = reinterpret_cast<std::uintptr_t>(data) & (alignment - 1);
+  if (past != 0)
     refuse(name,
-           "at an address that is " + std::to_string(address % alignment) +
-               " more than a multiple of " + std::to_string(alignment),
+           "at an address that is " + std::to_string(past) + " more than a multiple of " +
+               std::to_string(alignment),
            "alignment to its element, " + std::to_string(alignment) + " bytes");
 }
 
@@ -70,16 +96,17 @@ struct Axis {
   std::int64_t count, stride;
 };
 
-void no_overlap(const std::string& name, std::int64_t inner, std::vector<Axis> axes) {
+template <std::size_t kAxes>
+void no_overlap(const char* name, std::int64_t inner, std::array<Axis, kAxes> axes) {
   std::sort(axes.begin(), axes.end(),
             [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
   std::int64_t extent = inner;  // elements that the axes so far span
   for (const Axis& axis : axes) {
     if (axis.count <= 1) continue;
-    if (axis.stride < extent)
-      refuse(name + "." + axis.name, std::to_string(axis.stride),
-             "at least " + std::to_string(extent) + ", since its " + std::to_string(axis.count) +
-                 " rows are written and must not overlap");
+    expect(axis.stride >= extent, {name, axis.name}, axis.stride, [&] {
+      return "at least " + std::to_string(extent) + ", since its " + std::to_string(axis.count) +
+             " rows are written and must not overlap";
+    });
     extent = axis.stride * (axis.count - 1) + extent;
   }
 }
@@ -94,12 +121,11 @@ class CallCheck {
   void inputs() {
     counts();
     offsets();
-    const std::string op = "op " + to_string(p_.op);
     input(a_.q, "q", p_.dtype);
     input(a_.k, "k", p_.dtype);
     input(a_.v, "v", p_.dtype);
-    gate(op);
-    strengths(op);
+    gate();
+    strengths();
     expect(a_.first_slot >= 0, "first_slot", a_.first_slot, "0 or more");
     if (!std::isfinite(a_.scale)) refuse("scale", number(a_.scale), "a finite number");
     if (a_.initial_state.data == nullptr) {
@@ -117,14 +143,11 @@ class CallCheck {
     strides(t, name, dtype);
     for (const Tensor* in : {&a_.q, &a_.k, &a_.v, &a_.g, &a_.beta, &a_.erase, &a_.write})
       if (in->data == t.data) refuse(name, "at the address of an input", "memory of its own");
-    std::vector<Axis> axes{{"head_stride", heads, t.head_stride}};
-    if (a_.cu_seqlens == nullptr) {
-      axes.push_back({"token_stride", length(), t.token_stride});
-      axes.push_back({"sequence_stride", a_.sequences, t.sequence_stride});
-    } else {
-      axes.push_back({"token_stride", a_.tokens, t.token_stride});
-    }
-    no_overlap(name, dim, std::move(axes));
+    const bool packed = a_.cu_seqlens != nullptr;
+    no_overlap(name, dim,
+               std::array{Axis{".head_stride", heads, t.head_stride},
+                          Axis{".token_stride", packed ? a_.tokens : length(), t.token_stride},
+                          Axis{".sequence_stride", packed ? 1 : a_.sequences, t.sequence_stride}});
   }
 
   // An output that may be absent.
@@ -133,20 +156,21 @@ class CallCheck {
     if (t.data != nullptr) output(t, name, dtype, heads, dim);
   }
 
-  void state(const State& s, const std::string& name, DType dtype, bool one_per_sequence,
+  void state(const State& s, const char* name, DType dtype, bool one_per_sequence,
              std::int64_t columns, bool written) {
     const std::int64_t matrix = p_.key_dim * columns;
     aligned(s.data, name, size_of(dtype));
-    expect(s.slots >= 0, name + ".slots", s.slots, "0 or more");
+    expect(s.slots >= 0, {name, ".slots"}, s.slots, "0 or more");
     if (one_per_sequence)
-      expect(s.slots == a_.sequences, name + ".slots", s.slots,
-             std::to_string(a_.sequences) + ", one per sequence (no slot ids are given)");
-    expect(s.slot_stride >= 0, name + ".slot_stride", s.slot_stride, "0 or more");
-    expect(s.head_stride >= 0, name + ".head_stride", s.head_stride, "0 or more");
+      expect(s.slots == a_.sequences, {name, ".slots"}, s.slots, [&] {
+        return std::to_string(a_.sequences) + ", one per sequence (no slot ids are given)";
+      });
+    expect(s.slot_stride >= 0, {name, ".slot_stride"}, s.slot_stride, "0 or more");
+    expect(s.head_stride >= 0, {name, ".head_stride"}, s.head_stride, "0 or more");
     if (written)
       no_overlap(name, matrix,
-                 {{"head_stride", p_.value_heads, s.head_stride},
-                  {"slot_stride", s.slots, s.slot_stride}});
+                 std::array{Axis{".head_stride", p_.value_heads, s.head_stride},
+                            Axis{".slot_stride", s.slots, s.slot_stride}});
   }
 
   void state_outputs(std::int64_t write_slot_stride) {
@@ -165,7 +189,7 @@ class CallCheck {
     inputs();
     if (host_ && a_.read_slots != nullptr) read_slots(1);
     state_outputs(0);
-    const std::string none = "checkpoints is absent";
+    const char* none = "checkpoints is absent";
     if (a_.checkpoints.data == nullptr) {
       absent(a_.checkpoint_offsets, "checkpoint_offsets", none);
       absent(a_.checkpoint_positions, "checkpoint_positions", none);
@@ -175,7 +199,7 @@ class CallCheck {
     }
     if (host_ && a_.start_positions != nullptr)
       for (std::int64_t n = 0; n < a_.sequences; ++n)
-        expect(a_.start_positions[n] >= 0, at("start_positions", n), a_.start_positions[n],
+        expect(a_.start_positions[n] >= 0, {"start_positions", n}, a_.start_positions[n],
                "0 or more");
     if (a_.transition.data != nullptr)
       state(a_.transition, "transition", DType::kFloat32, true, p_.key_dim, true);
@@ -198,7 +222,7 @@ class CallCheck {
     if (p_.op.gate == Gate::kHeadConstant) {
       if (a_.dg.data != nullptr) {
         aligned(a_.dg.data, "dg", size_of(p_.gate_dtype));
-        no_overlap("dg", 1, {{"head_stride", p_.value_heads, a_.dg.head_stride}});
+        no_overlap("dg", 1, std::array{Axis{".head_stride", p_.value_heads, a_.dg.head_stride}});
       }
     } else {
       wanted(a_.dg, "dg", p_.gate_dtype, p_.value_heads, gate_dim);
@@ -229,17 +253,19 @@ class CallCheck {
       present(a_.write_slots, "write_slots", "write_slot_stride is set");
       if (host_)
         for (std::int64_t n = 0; n < a_.sequences; ++n)
-          expect(length(n) <= a_.write_slot_stride, "write_slot_stride", a_.write_slot_stride,
-                 "at least " + std::to_string(length(n)) + ", the tokens of sequence " +
-                     std::to_string(n));
+          expect(length(n) <= a_.write_slot_stride, "write_slot_stride", a_.write_slot_stride, [&] {
+            return "at least " + std::to_string(length(n)) + ", the tokens of sequence " +
+                   std::to_string(n);
+          });
     }
     state_outputs(a_.write_slot_stride);
     if (host_ && a_.parents != nullptr)
       for (std::int64_t n = 0; n < a_.sequences; ++n)
         for (std::int64_t t = 0; t < length(n); ++t) {
           const std::int32_t parent = a_.parents[begin(n) + t];
-          expect(parent >= -1 && parent < t, at("parents", begin(n) + t), parent,
-                 "-1 or an earlier token of its sequence, under " + std::to_string(t));
+          expect(parent >= -1 && parent < t, {"parents", begin(n) + t}, parent, [&] {
+            return "-1 or an earlier token of its sequence, under " + std::to_string(t);
+          });
         }
   }
 
@@ -249,15 +275,13 @@ class CallCheck {
     const char* name;
   };
 
-  static std::string at(const char* name, std::int64_t index) {
-    return std::string(name) + "[" + std::to_string(index) + "]";
-  }
+  std::string op() const { return "op " + to_string(p_.op); }
 
   static void only_with(const void* of, const char* of_name,
                         std::initializer_list<Named> gradients) {
     if (of != nullptr) return;
     for (const Named& gradient : gradients)
-      absent(gradient.data, gradient.name, std::string(of_name) + " is absent");
+      absent(gradient.data, gradient.name, [&] { return std::string(of_name) + " is absent"; });
   }
 
   std::int64_t length() const { return a_.sequences == 0 ? 0 : a_.tokens / a_.sequences; }
@@ -271,9 +295,9 @@ class CallCheck {
 
   void counts() {
     expect(a_.tokens >= 0 && a_.tokens <= p_.max_tokens, "tokens", a_.tokens,
-           "0 to the problem's max_tokens, " + std::to_string(p_.max_tokens));
+           [&] { return "0 to the problem's max_tokens, " + std::to_string(p_.max_tokens); });
     expect(a_.sequences >= 0 && a_.sequences <= p_.max_sequences, "sequences", a_.sequences,
-           "0 to the problem's max_sequences, " + std::to_string(p_.max_sequences));
+           [&] { return "0 to the problem's max_sequences, " + std::to_string(p_.max_sequences); });
   }
 
   void offsets() {
@@ -291,28 +315,28 @@ class CallCheck {
     if (!host_) return;  // the host cannot see it without waiting; kernels clamp
     expect(begin(0) == 0, "cu_seqlens[0]", begin(0), "0");
     for (std::int64_t n = 0; n < a_.sequences; ++n)
-      expect(begin(n + 1) >= begin(n), at("cu_seqlens", n + 1), begin(n + 1),
-             "at least " + std::to_string(begin(n)) + ", the offset before it");
-    expect(begin(a_.sequences) <= a_.tokens, at("cu_seqlens", a_.sequences), begin(a_.sequences),
-           "at most tokens, " + std::to_string(a_.tokens));
+      expect(begin(n + 1) >= begin(n), {"cu_seqlens", n + 1}, begin(n + 1),
+             [&] { return "at least " + std::to_string(begin(n)) + ", the offset before it"; });
+    expect(begin(a_.sequences) <= a_.tokens, {"cu_seqlens", a_.sequences}, begin(a_.sequences),
+           [&] { return "at most tokens, " + std::to_string(a_.tokens); });
   }
 
-  void strides(const Tensor& t, const std::string& name, DType dtype) {
+  void strides(const Tensor& t, const char* name, DType dtype) {
     present(t.data, name, "there are tokens");
     aligned(t.data, name, size_of(dtype));
-    expect(t.sequence_stride >= 0, name + ".sequence_stride", t.sequence_stride, "0 or more");
-    expect(t.token_stride >= 0, name + ".token_stride", t.token_stride, "0 or more");
-    expect(t.head_stride >= 0, name + ".head_stride", t.head_stride, "0 or more");
+    expect(t.sequence_stride >= 0, {name, ".sequence_stride"}, t.sequence_stride, "0 or more");
+    expect(t.token_stride >= 0, {name, ".token_stride"}, t.token_stride, "0 or more");
+    expect(t.head_stride >= 0, {name, ".head_stride"}, t.head_stride, "0 or more");
   }
 
-  void input(const Tensor& t, const std::string& name, DType dtype) {
+  void input(const Tensor& t, const char* name, DType dtype) {
     if (a_.tokens > 0) strides(t, name, dtype);
   }
 
-  void gate(const std::string& op) {
+  void gate() {
     const bool raw = p_.gate_input == GateInput::kSoftplus || p_.gate_input == GateInput::kBounded;
     if (p_.op.gate == Gate::kNone) {
-      absent(a_.g.data, "g", op + " has no gate");
+      absent(a_.g.data, "g", [&] { return op() + " has no gate"; });
     } else if (p_.op.gate == Gate::kHeadConstant) {
       strides(a_.g, "g", p_.gate_dtype);
       expect(a_.g.token_stride == 0, "g.token_stride", a_.g.token_stride,
@@ -338,26 +362,28 @@ class CallCheck {
     }
   }
 
-  void strengths(const std::string& op) {
+  void strengths() {
     const bool delta = p_.op.update == Update::kDelta && p_.beta_input != BetaInput::kOne;
     const bool erase_write = p_.op.update == Update::kEraseWrite;
     if (delta) input(a_.beta, "beta", p_.beta_dtype);
     if (!delta)
-      absent(a_.beta.data, "beta",
-             p_.beta_input == BetaInput::kOne ? "beta_input is one" : op + " takes no beta");
+      absent(a_.beta.data, "beta", [&] {
+        return p_.beta_input == BetaInput::kOne ? "beta_input is one" : op() + " takes no beta";
+      });
     if (erase_write) {
       input(a_.erase, "erase", p_.beta_dtype);
       input(a_.write, "write", p_.beta_dtype);
     } else {
-      absent(a_.erase.data, "erase", op + " takes no erase strength");
-      absent(a_.write.data, "write", op + " takes no write strength");
+      absent(a_.erase.data, "erase", [&] { return op() + " takes no erase strength"; });
+      absent(a_.write.data, "write", [&] { return op() + " takes no write strength"; });
     }
   }
 
   void read_slots(std::int64_t stride) {
     for (std::int64_t i = 0; i < a_.sequences * stride; ++i)
-      expect(a_.read_slots[i] < a_.initial_state.slots, at("read_slots", i), a_.read_slots[i],
-             "under initial_state.slots, " + std::to_string(a_.initial_state.slots));
+      expect(a_.read_slots[i] < a_.initial_state.slots, {"read_slots", i}, a_.read_slots[i], [&] {
+        return "under initial_state.slots, " + std::to_string(a_.initial_state.slots);
+      });
   }
 
   // Written slots exist, differ from each other and are not what another sequence reads.
@@ -368,10 +394,10 @@ class CallCheck {
       for (std::int64_t t = 0; t < (stride == 0 ? 1 : length(n)); ++t) {
         const std::int64_t i = n * columns + t, slot = a_.write_slots[i];
         if (slot < a_.first_slot) continue;
-        expect(slot >= 0 && slot < a_.final_state.slots, at("write_slots", i), slot,
-               "under final_state.slots, " + std::to_string(a_.final_state.slots));
-        if (owner[static_cast<std::size_t>(slot)] >= 0)
-          refuse(at("write_slots", i), std::to_string(slot), "a slot that no other entry writes");
+        expect(slot >= 0 && slot < a_.final_state.slots, {"write_slots", i}, slot,
+               [&] { return "under final_state.slots, " + std::to_string(a_.final_state.slots); });
+        expect(owner[static_cast<std::size_t>(slot)] < 0, {"write_slots", i}, slot,
+               "a slot that no other entry writes");
         owner[static_cast<std::size_t>(slot)] = n;
       }
     if (a_.initial_state.data != a_.final_state.data) return;
@@ -397,7 +423,7 @@ class CallCheck {
   }
 
   void checkpoints() {
-    const std::string given = "checkpoints is given";
+    const char* given = "checkpoints is given";
     present(a_.checkpoint_offsets, "checkpoint_offsets", given);
     state(a_.checkpoints, "checkpoints", p_.checkpoint_dtype, false, p_.value_dim, true);
     if (!host_) {
@@ -409,26 +435,26 @@ class CallCheck {
     std::unordered_set<std::int32_t> used;
     for (std::int64_t n = 0; n < a_.sequences; ++n) {
       const std::int32_t first = a_.checkpoint_offsets[n], last = a_.checkpoint_offsets[n + 1];
-      expect(last >= first, at("checkpoint_offsets", n + 1), last, "at least the offset before it");
+      expect(last >= first, {"checkpoint_offsets", n + 1}, last, "at least the offset before it");
       if (last > first) {
         present(a_.checkpoint_positions, "checkpoint_positions", given);
         present(a_.checkpoint_slots, "checkpoint_slots", given);
       }
       for (std::int32_t i = first; i < last; ++i) {
         const std::int32_t position = a_.checkpoint_positions[i], slot = a_.checkpoint_slots[i];
-        expect(position >= 0 && position % p_.checkpoint_interval == 0,
-               at("checkpoint_positions", i), position,
-               "a multiple of the problem's checkpoint_interval, " +
-                   std::to_string(p_.checkpoint_interval));
+        expect(position >= 0 && position % p_.checkpoint_interval == 0, {"checkpoint_positions", i},
+               position, [&] {
+                 return "a multiple of the problem's checkpoint_interval, " +
+                        std::to_string(p_.checkpoint_interval);
+               });
         if (i > first)
-          expect(position > a_.checkpoint_positions[i - 1], at("checkpoint_positions", i), position,
+          expect(position > a_.checkpoint_positions[i - 1], {"checkpoint_positions", i}, position,
                  "more than the position before it in its sequence");
         if (slot < a_.first_slot) continue;
-        expect(slot >= 0 && slot < a_.checkpoints.slots, at("checkpoint_slots", i), slot,
-               "under checkpoints.slots, " + std::to_string(a_.checkpoints.slots));
-        if (!used.insert(slot).second)
-          refuse(at("checkpoint_slots", i), std::to_string(slot),
-                 "a slot that no other checkpoint writes");
+        expect(slot >= 0 && slot < a_.checkpoints.slots, {"checkpoint_slots", i}, slot,
+               [&] { return "under checkpoints.slots, " + std::to_string(a_.checkpoints.slots); });
+        expect(used.insert(slot).second, {"checkpoint_slots", i}, slot,
+               "a slot that no other checkpoint writes");
       }
     }
   }
@@ -453,7 +479,7 @@ Problem check_problem(Problem p, Device device) {
   expect(p.value_heads >= 0, "problem.value_heads", p.value_heads, "0 (the same as heads) or more");
   if (p.value_heads == 0) p.value_heads = p.heads;
   expect(p.value_heads % p.heads == 0, "problem.value_heads", p.value_heads,
-         "a multiple of heads, " + std::to_string(p.heads));
+         [&] { return "a multiple of heads, " + std::to_string(p.heads); });
   expect(p.key_dim >= 1, "problem.key_dim", p.key_dim, "at least 1");
   expect(p.value_dim >= 1, "problem.value_dim", p.value_dim, "at least 1");
   if (p.checkpoint_dtype == DType::kUnset) p.checkpoint_dtype = p.state_dtype;

@@ -28,7 +28,7 @@ using Int = std::integral_constant<int, kValue>;
                                            std::to_string(value) + "; compiled for " + known);
 }
 
-// Nine ops, four compiled classes. f(GateHead{} or GateChannel{}, UpdateAdd{} or UpdateDelta{}).
+// Ten ops, four compiled classes. f(GateHead{} or GateChannel{}, UpdateAdd{} or UpdateDelta{}).
 template <class F>
 decltype(auto) with_class(Op op, F&& f) {
   const auto gated = [&](auto gate) -> decltype(auto) {

@@ -23,6 +23,7 @@ def poisoned_memory(request, monkeypatch):
         return lambda *args, **kwargs: poison(allocate(*args, **kwargs))
 
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
     monkeypatch.setattr(numpy, "empty", poisoned(numpy.empty))
     torch.manual_seed(0)

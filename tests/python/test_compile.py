@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.compile sees through the ops: no graph break, the eager results (entry I-01)."""
 
+import warnings
+
 import linattn
 import pytest
 import torch
 from linattn.testing import assert_close, tolerance
 from reference import l2norm
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.no_poison
 H, K, V = 2, 16, 24
+
+
+DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
 
 
 @pytest.fixture(autouse=True)
@@ -16,14 +23,15 @@ def fresh():
     torch._dynamo.reset()
 
 
-def tensors(batch, T, rng):
-    return {
+def tensors(batch, T, rng, device="cpu"):
+    x = {
         "q": l2norm(torch.randn(batch, T, H, K, generator=rng)).bfloat16(),
         "k": l2norm(torch.randn(batch, T, H, K, generator=rng)).bfloat16(),
         "v": torch.randn(batch, T, H, V, generator=rng).bfloat16(),
         "g": -torch.rand(batch, T, H, K, generator=rng),
         "beta": torch.rand(batch, T, H, generator=rng),
     }
+    return {name: a.to(device) for name, a in x.items()}
 
 
 def layer(q, k, v, g, beta, **more):
@@ -31,10 +39,12 @@ def layer(q, k, v, g, beta, **more):
     return o + 1, state
 
 
-def test_I01_fullgraph_forward(rng):
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+@pytest.mark.parametrize("device", DEVICES)
+def test_I01_fullgraph_forward(device, rng):
+    backend = "aot_eager" if device == "cpu" else "inductor"
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
     for T in (5, 40):
-        x = tensors(2, T, rng)
+        x = tensors(2, T, rng, device)
         for a, b in zip(compiled(**x), layer(**x)):
             assert a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
             assert torch.equal(a, b)
@@ -71,7 +81,8 @@ def test_I01_training(rng):
         assert_close(b, a, tolerance(torch.bfloat16))
 
 
-def test_compiled_decode_in_place(rng):
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_decode_in_place(device, rng):
     def decode(pool, **x):
         out, _ = linattn.step(
             op="kda",
@@ -84,22 +95,98 @@ def test_compiled_decode_in_place(rng):
         return out * 2
 
     compiled = torch.compile(decode, fullgraph=True, backend="aot_eager")
-    x = tensors(2, 1, rng)
-    pool = torch.randn(2, H, K, V, generator=rng)
+    x = tensors(2, 1, rng, device)
+    pool = torch.randn(2, H, K, V, generator=rng).to(device)
     copy = pool.clone()
     for _ in range(3):
         assert torch.equal(compiled(pool, **x), decode(copy, **x))
     assert torch.equal(pool, copy)
 
 
-def test_opcheck(rng):
-    """PyTorch's own checks of schema, fake kernel and autograd registration."""
-    x = tensors(1, 6, rng)
-    x = {name: a.float().requires_grad_() for name, a in x.items()}
-    inputs = (x["q"], x["k"], x["v"], x["g"], x["beta"], *(None,) * 7)
-    flags = [4, 2, 1, 2, 0, 1, 3, 64, 1, 0, 0]
-    torch.library.opcheck(
-        torch.ops.linattn.forward.default,
-        (*inputs, flags, 0.0, 0.0, True, "", ""),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
+class Recorder(TorchDispatchMode):
+    """Keeps the calls of this library's ops; eager calls show themselves to a mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = {}
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.namespace == "linattn":
+            self.calls[op] = args
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device, rng):
+    """PyTorch's own checks of schema, fake kernel, autograd registration and tracing, on the calls that doors make."""
+    x = {name: a.float() for name, a in tensors(2, 6, rng, device).items()}
+    words = {"op": "kda", "gate_input": "log_decay", "beta_input": "value"}
+    pool = {"pool": torch.zeros(3, H, K, V, device=device), "state_layout": "key_value"}
+    slots = torch.tensor([2, 0], dtype=torch.int32, device=device)
+    with Recorder() as recorder:
+        linattn.forward(**x, **words, **pool, read_slots=slots, write_slots=slots)
+        linattn.step(**x, **words, **pool, read_slots=slots, write_slots=slots)
+        linattn.forward(**x, **words)
+        if device == "cpu":  # where backward runs
+            leaves = {name: a.clone().requires_grad_() for name, a in x.items()}
+            linattn.forward(**leaves, **words)[0].sum().backward()
+    ops = {op: op.name().removeprefix("linattn::") for op in recorder.calls}
+    assert sorted({*ops.values(), "backward"}) == ["backward", "forward", "forward_", "step_"]
+    for op, name in ops.items():
+        args = [
+            a.detach().clone() if isinstance(a, torch.Tensor) else a for a in recorder.calls[op]
+        ]
+        if name == "forward" and device == "cpu":
+            args = [a.requires_grad_() if torch.is_tensor(a) else a for a in args]
+        torch.library.opcheck(op, tuple(args))
+
+
+DOORS = {
+    "chunk_kda": "q k v g beta",
+    "fused_recurrent_kda": "q k v g beta",
+    "chunk_gla": "q k v g",
+    "chunk_simple_gla": "q k v",
+    "chunk_lightning_attn": "q k v",
+    "chunk_retention": "q k v",
+    "chunk_linear_attn": "q k v",
+    "chunk_delta_rule": "q k v beta",
+    "chunk_gdn2": "q k v g b w",
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("door", DOORS)
+def test_I01_every_door_is_one_graph(door, device, rng):
+    x = tensors(1, 12, rng, device)
+    x |= {"b": x["beta"][..., None].expand(1, 12, H, K), "w": x["v"].sigmoid().float()}
+    x = {name: x[name] for name in DOORS[door].split()}
+    if "lightning" in door:
+        x.update(layer_idx=1, num_layers=4)
+    call = getattr(linattn, door)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    cu = torch.tensor([0, 5, 12], device=device)
+    for more in ({}, {"cu_seqlens": cu, "output_final_state": True}):
+        torch.testing.assert_close(compiled(**x, **more), call(**x, **more), rtol=0, atol=0)
+
+
+def test_what_watches_sees_an_op(rng):
+    """A transform, a subclass and a tracer get an op, not memory."""
+    x = tensors(2, 5, rng)
+    eager, _ = linattn.chunk_kda(**x)
+    rest = {name: a for name, a in x.items() if name != "q"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        both = torch.vmap(lambda q: linattn.chunk_kda(q, **rest)[0])(torch.stack([x["q"], x["q"]]))
+        traced = torch.jit.trace(lambda q: linattn.chunk_kda(q, **rest)[0], x["q"])
+    assert torch.equal(both[1], eager) and torch.equal(traced(x["q"]), eager)
+    with FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(a) for name, a in x.items()}
+    out, _ = linattn.chunk_kda(**fake)
+    assert type(out) is FakeTensor and out.shape == eager.shape
+    exported = torch.export.export(Layer(), (), x).module()
+    assert torch.equal(exported(**x), eager)
+
+
+class Layer(torch.nn.Module):
+    def forward(self, **x):
+        return linattn.chunk_kda(**x)[0]

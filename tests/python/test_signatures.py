@@ -19,6 +19,7 @@ DOORS = {
     "chunk_gdn": "gated_delta_rule",
     "fused_recurrent_gated_delta_rule": "gated_delta_rule",
     "fused_recurrent_gdn": "gated_delta_rule",
+    "chunk_gated_delta_product": "gated_delta_product",
     "chunk_gla": "gla",
     "fused_recurrent_gla": "gla",
     "chunk_simple_gla": "simple_gla",

@@ -25,7 +25,7 @@ namespace linattn::test {
 using Floats = std::vector<float>;
 
 inline std::vector<Op> all_ops() {
-  return {kda, gdn, gla, lightning, simple_gla, delta_rule, linear_attention, gdn2};
+  return {kda, gdn, gla, lightning, simple_gla, delta_rule, linear_attention, gdn2, comba};
 }
 
 inline std::vector<GateInput> gate_inputs(Op op) {

@@ -117,7 +117,8 @@ TEST(Op, NamesAreTheirConstants) {
   EXPECT_EQ(to_string(delta_rule), "delta_rule");
   EXPECT_EQ(to_string(linear_attention), "linear_attention");
   EXPECT_EQ(to_string(gdn2), "gdn2");
-  EXPECT_EQ(to_string(Op{Gate::kHead, Update::kEraseWrite}), "Op{Gate(3), Update(3)}");
+  EXPECT_EQ(to_string(comba), "comba");
+  EXPECT_EQ(to_string(Op{Gate::kNone, Update::kEraseWrite}), "Op{Gate(1), Update(3)}");
 }
 
 }  // namespace
