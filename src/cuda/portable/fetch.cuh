@@ -61,7 +61,7 @@ struct ScanTraits {
   static constexpr int kStrengthPitch = kChunk + 4;
   static constexpr std::size_t kStrengthBytes =
       kWarps * kWarpColumns * kStrengthPitch * sizeof(float);
-  static constexpr std::size_t kJobBytes = 256;  // see scan_kernel.cuh
+  static constexpr std::size_t kJobBytes = 256 + 64;  // ScanJob and Arrivals
   static constexpr std::size_t kExchangeBytes = kSplits == 1 ? 0 : kGroups * sizeof(Exchange);
 
   // Of a unit of 8 columns of V in a buffer, shuffled so that the rows permuted(t, 0 .. 7) of a
@@ -91,6 +91,62 @@ __device__ __forceinline__ void fetch_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Tells when the stage of each buffer has come. From sm_90 on a stage is one bulk copy, which one
+// thread asks for; before, every thread copies its part, and waits for it by fetch_wait.
+class Arrivals {
+ public:
+  static constexpr int kMost = 4;
+
+  // By one thread, before the block's next barrier.
+  __device__ __forceinline__ void arm() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    for (int i = 0; i < kMost; ++i)
+      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&barriers_[i])));
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  }
+
+  // By all threads. kBytes: a multiple of 16, as are both addresses.
+  template <int kBytes, int kThreads>
+  __device__ __forceinline__ void fetch_all(int slot, std::uint32_t to, const void* from) {
+    const int thread = static_cast<int>(threadIdx.x);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (thread != 0) return;
+    const std::uint32_t barrier = shared_address(&barriers_[slot]);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "n"(kBytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "n"(kBytes), "r"(barrier)
+        : "memory");
+#else
+    constexpr int kUnits = kBytes / 16;
+    const auto* source = static_cast<const uint4*>(from) + thread;
+#pragma unroll
+    for (int base = 0; base < kUnits; base += kThreads)
+      if (base + kThreads <= kUnits || base + thread < kUnits)
+        fetch<16>(to + 16 * (base + thread), source + base);
+#endif
+  }
+
+  // round: how often the slot has been used before.
+  __device__ __forceinline__ void wait(int slot, int round) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n .reg .pred there;\n"
+        "again:\n mbarrier.try_wait.parity.shared.b64 there, [%0], %1;\n"
+        " @!there bra again;\n}" ::"r"(shared_address(&barriers_[slot])),
+        "r"(round & 1)
+        : "memory");
+#endif
+  }
+
+ private:
+  std::uint64_t barriers_[kMost];
+};
+
 // A block's copies: chunk after chunk, each into the buffer that is given.
 template <class Traits>
 struct Fetcher {
@@ -98,20 +154,16 @@ struct Fetcher {
   using Buffer = typename Traits::Buffer;
 
   const ForwardParams& p;
+  Arrivals& arrivals;
   const Stage* stage;      // of the next chunk
   const std::uint16_t* v;  // the same chunk's first token, the block's first column
   int columns;             // of V from there on; 0: none
   int chunk;
 
-  __device__ __forceinline__ void next(const Chunks& chunks, Buffer& buffer) {
-    const int thread = static_cast<int>(threadIdx.x), count = chunks.tokens(chunk++);
-    const auto* from = reinterpret_cast<const uint4*>(stage) + thread;
-    const std::uint32_t to = shared_address(&buffer.stage) + 16 * thread;
-    constexpr int kUnits = sizeof(Stage) / sizeof(uint4);
-#pragma unroll
-    for (int base = 0; base < kUnits; base += Traits::kThreads)
-      if (base + Traits::kThreads <= kUnits || base + thread < kUnits)
-        fetch<16>(to + 16 * base, from + base);
+  __device__ __forceinline__ void next(const Chunks& chunks, Buffer* buffers, int slot) {
+    const int count = chunks.tokens(chunk++);
+    Buffer& buffer = buffers[slot];
+    arrivals.fetch_all<sizeof(Stage), Traits::kThreads>(slot, shared_address(&buffer.stage), stage);
     if (p.wide_v) {
       values<16>(shared_address(buffer.v), count);
     } else {
