@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. The work is in tools/*; every target may be repeated and then starts at once.
-.PHONY: help demo test lint cuda device device-test device-sanitize bench score wheel sanitize mutants clean
+# What `make simt` runs: everything takes half an hour on two cores.
+FILTER = Simt|BuildProbe|Instances.*_(serving|split|transition|strong|columns|tree)$$|Garbage|GraphReplay|Causal|N0[5-8]
+.PHONY: help demo test lint cuda device device-test device-sanitize bench score wheel sanitize simt mutants clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -66,6 +68,12 @@ sanitize:
 	@tools/setup.sh build gtest
 	@tools/build.sh asan
 	@.venv/bin/python tools/run_tests.py --build build/asan --no-python
+
+## make simt         the CUDA kernels compiled for the CPU, thread by thread, against the oracle: needs no GPU
+simt:
+	@tools/setup.sh build gtest cuda
+	@tools/build.sh simt --target linattn_device_tests
+	@.venv/bin/python tools/run_tests.py --build build/simt --no-python --filter '$(FILTER)'
 
 ## make mutants      seed three faults, one at a time: the tests must notice each
 mutants:

@@ -5,15 +5,6 @@ if(CMAKE_VERSION VERSION_LESS 4.0)
   message(FATAL_ERROR "LINATTN_CUDA needs CMake 4.0: older ones do not know the C++20 of CUDA 13; pip has it")
 endif()
 
-# find_in_site_packages(RESULT PATH): an isolated build has several folders of packages.
-function(find_in_site_packages result path)
-  execute_process(
-    COMMAND ${Python_EXECUTABLE} -c
-      "import os, sys; print(next((f for p in sys.path if os.path.exists(f := p + '/${path}')), '${path}'))"
-    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  set(${result} ${found} PARENT_SCOPE)
-endfunction()
-
 set(nvcc ${LINATTN_CUDA_COMPILER})
 if(NOT nvcc)
   find_in_site_packages(nvcc nvidia/cu13/bin/nvcc)

@@ -36,7 +36,7 @@ endif()
 add_library(linattn_flags INTERFACE)
 target_include_directories(linattn_flags INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(linattn_flags INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
-target_compile_definitions(linattn_flags INTERFACE $<$<BOOL:${LINATTN_CUDA}>:LINATTN_HAS_CUDA=1>)
+target_compile_definitions(linattn_flags INTERFACE $<$<OR:$<BOOL:${LINATTN_CUDA}>,$<BOOL:${LINATTN_SIMT}>>:LINATTN_HAS_CUDA=1>)
 set(host $<COMPILE_LANGUAGE:C,CXX>)
 target_compile_options(linattn_flags INTERFACE
   # No fused multiply-add behind our back: the oracle and the emulated roundings mean what they say on every compiler.

@@ -58,10 +58,10 @@ void check_probe(Launch launch, int rows, int columns, int depth) {
 
 // The compute capability's first number; 0: no device, for which the text says why.
 int major_capability() {
-  int count = 0;
-  cudaDeviceProp properties{};
+  int count = 0, major = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return 0;
-  return cudaGetDeviceProperties(&properties, 0) == cudaSuccess ? properties.major : 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess ? major
+                                                                                             : 0;
 }
 
 TEST(CudaBuildProbe, Portable) {

@@ -36,6 +36,11 @@ std::string device_refusal(Device device);
 // Filled at the first call for the device.
 const DeviceInfo& device_info(int index);
 
+// Where a kernel runs that was launched before in the same stream and this one: one behind the
+// other, or this one as soon as every block of that one has said griddepcontrol_launch_dependents()
+// or ended. Then griddepcontrol_wait() is what waits for its end and its memory.
+enum class Order { kBehind, kBeside };
+
 // Makes the device of a queue current for a scope.
 class DeviceGuard {
  public:

@@ -1,32 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/common/build_probe.h"
 
+#include "cuda/common/launch.cuh"
+#include "cuda/common/ptx.cuh"
+
 namespace linattn::portable {
 namespace {
 
-// One mma.sync.m16n8k16: each lane holds two neighbouring elements per register.
-__global__ void build_probe_kernel(const std::uint32_t* a,  // [16, 8] pairs
-                                   const std::uint32_t* b,  // [8, 8] pairs
-                                   float* out) {            // [16, 8]
-  const int group = static_cast<int>(threadIdx.x) / 4;
-  const int pair = static_cast<int>(threadIdx.x) % 4;
-  const std::uint32_t a0 = a[group * 8 + pair];
-  const std::uint32_t a1 = a[(group + 8) * 8 + pair];
-  const std::uint32_t a2 = a[group * 8 + pair + 4];
-  const std::uint32_t a3 = a[(group + 8) * 8 + pair + 4];
-  const std::uint32_t b0 = b[group * 8 + pair];
-  const std::uint32_t b1 = b[group * 8 + pair + 4];
+struct ProbeParams {
+  const std::uint32_t *a, *b;  // [16, 8] and [8, 8] pairs
+  float* out;                  // [16, 8]
+};
+
+__global__ void build_probe_kernel(const __grid_constant__ ProbeParams p) {
+  const int row = static_cast<int>(threadIdx.x) / 4, pair = static_cast<int>(threadIdx.x) % 4;
   float d[4] = {};
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  out[group * 8 + pair * 2] = d[0];
-  out[group * 8 + pair * 2 + 1] = d[1];
-  out[(group + 8) * 8 + pair * 2] = d[2];
-  out[(group + 8) * 8 + pair * 2 + 1] = d[3];
+  ptx::mma_m16n8k16_bf16(d, p.a[row * 8 + pair], p.a[(row + 8) * 8 + pair], p.a[row * 8 + pair + 4],
+                         p.a[(row + 8) * 8 + pair + 4], p.b[row * 8 + pair],
+                         p.b[row * 8 + pair + 4]);
+  for (int i = 0; i < 4; ++i) p.out[(row + 8 * (i / 2)) * 8 + pair * 2 + i % 2] = d[i];
 }
 
 }  // namespace
@@ -34,8 +26,9 @@ __global__ void build_probe_kernel(const std::uint32_t* a,  // [16, 8] pairs
 void launch_build_probe(const std::uint16_t* a, const std::uint16_t* b, float* out,
                         cudaStream_t stream) {
   static_assert(kProbeRows == 16 && kProbeColumns == 8 && kProbeDepth == 16);
-  build_probe_kernel<<<1, 32, 0, stream>>>(reinterpret_cast<const std::uint32_t*>(a),
-                                           reinterpret_cast<const std::uint32_t*>(b), out);
+  const ProbeParams params{reinterpret_cast<const std::uint32_t*>(a),
+                           reinterpret_cast<const std::uint32_t*>(b), out};
+  cuda::launch(build_probe_kernel, {1, 32}, stream, params);
 }
 
 }  // namespace linattn::portable

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/portable/chunks.cuh"
 #include "cuda/portable/stage.cuh"
@@ -61,7 +62,7 @@ struct ScanTraits {
   static constexpr int kStrengthPitch = kChunk + 4;
   static constexpr std::size_t kStrengthBytes =
       kWarps * kWarpColumns * kStrengthPitch * sizeof(float);
-  static constexpr std::size_t kJobBytes = 256;  // see scan_kernel.cuh
+  static constexpr std::size_t kJobBytes = 256 + 64;  // ScanJob and Arrivals
   static constexpr std::size_t kExchangeBytes = kSplits == 1 ? 0 : kGroups * sizeof(Exchange);
 
   // Of a unit of 8 columns of V in a buffer, shuffled so that the rows permuted(t, 0 .. 7) of a
@@ -71,25 +72,44 @@ struct ScanTraits {
   }
 };
 
-// Copies 4 or 16 bytes to shared memory behind the thread's back; zeros if they do not exist.
-template <int kBytes>
-__device__ __forceinline__ void fetch(std::uint32_t to, const void* from, bool exists = true) {
-  if constexpr (kBytes == 16) {  // past the first-level cache
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(exists ? kBytes : 0));
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
-                 "r"(exists ? kBytes : 0));
+// Tells when the stage of each buffer has come. From sm_90 on a stage is one bulk copy, which one
+// thread asks for; before, every thread copies its part, in its groups of copies.
+class Arrivals {
+ public:
+  static constexpr int kMost = 4;
+
+  // By one thread, before the block's next barrier.
+  __device__ __forceinline__ void arm() {
+    for (auto& barrier : barriers_) ptx::mbarrier_init(barrier, 1);
   }
-}
-__device__ __forceinline__ void fetch_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Waits for all but the last kPending groups.
-template <int kPending>
-__device__ __forceinline__ void fetch_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
+
+  // By all threads.
+  template <class Stage, int kThreads>
+  __device__ __forceinline__ void fetch_stage(int slot, Stage& to, const Stage* from) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if constexpr (ptx::kHasBulkCopies) {
+      if (thread != 0) return;
+      ptx::mbarrier_arrive_expect_tx(barriers_[slot], sizeof(Stage));
+      ptx::cp_async_bulk(&to, from, sizeof(Stage), barriers_[slot]);
+    } else {
+      constexpr int kUnits = sizeof(Stage) / 16;
+      auto* target = reinterpret_cast<uint4*>(&to) + thread;
+      const auto* source = reinterpret_cast<const uint4*>(from) + thread;
+#pragma unroll
+      for (int base = 0; base < kUnits; base += kThreads)
+        if (base + kThreads <= kUnits || base + thread < kUnits)
+          ptx::cp_async<16>(target + base, source + base);
+    }
+  }
+
+  // round: how often the slot has been used before.
+  __device__ __forceinline__ void wait(int slot, int round) {
+    ptx::mbarrier_wait(barriers_[slot], round & 1);
+  }
+
+ private:
+  ptx::Mbarrier barriers_[kMost];
+};
 
 // A block's copies: chunk after chunk, each into the buffer that is given.
 template <class Traits>
@@ -98,24 +118,20 @@ struct Fetcher {
   using Buffer = typename Traits::Buffer;
 
   const ForwardParams& p;
+  Arrivals& arrivals;
   const Stage* stage;      // of the next chunk
   const std::uint16_t* v;  // the same chunk's first token, the block's first column
   int columns;             // of V from there on; 0: none
   int chunk;
 
-  __device__ __forceinline__ void next(const Chunks& chunks, Buffer& buffer) {
-    const int thread = static_cast<int>(threadIdx.x), count = chunks.tokens(chunk++);
-    const auto* from = reinterpret_cast<const uint4*>(stage) + thread;
-    const std::uint32_t to = shared_address(&buffer.stage) + 16 * thread;
-    constexpr int kUnits = sizeof(Stage) / sizeof(uint4);
-#pragma unroll
-    for (int base = 0; base < kUnits; base += Traits::kThreads)
-      if (base + Traits::kThreads <= kUnits || base + thread < kUnits)
-        fetch<16>(to + 16 * base, from + base);
+  __device__ __forceinline__ void next(const Chunks& chunks, Buffer* buffers, int slot) {
+    const int count = chunks.tokens(chunk++);
+    Buffer& buffer = buffers[slot];
+    arrivals.fetch_stage<Stage, Traits::kThreads>(slot, buffer.stage, stage);
     if (p.wide_v) {
-      values<16>(shared_address(buffer.v), count);
+      values<16>(buffer.v, count);
     } else {
-      values<4>(shared_address(buffer.v), count);
+      values<4>(buffer.v, count);
     }
     stage += p.problem.value_heads;
     v += count * p.args.v.token_stride;
@@ -123,7 +139,7 @@ struct Fetcher {
 
  private:
   template <int kBytes>
-  __device__ __forceinline__ void values(std::uint32_t to, int count) const {
+  __device__ __forceinline__ void values(std::uint16_t* to, int count) const {
     constexpr int kElements = kBytes / 2, kParts = Traits::kValueBlock / kElements;  // of a row
     constexpr int kStep = Traits::kThreads / kParts;  // rows at a time
     const int thread = static_cast<int>(threadIdx.x), element = thread % kParts * kElements;
@@ -134,8 +150,8 @@ struct Fetcher {
     for (int i = 0; i < kChunk; i += kStep) {
       if (kStep > kChunk && token >= kChunk) break;
       const bool exists = element < columns && token < count;
-      fetch<kBytes>(to + 2 * (Traits::value_place(token, element / 8) + element % 8),
-                    exists ? from : v, exists);
+      ptx::cp_async<kBytes>(to + Traits::value_place(token, element / 8) + element % 8,
+                            exists ? from : v, exists);
       token += kStep;
       from += kStep * p.args.v.token_stride;
     }

@@ -3,22 +3,22 @@
 // The affine scan over the pieces of a sequence, in fp32: start of piece p + 1 = M_p (start of
 // piece p) + N_p.
 #include "cuda/common/launch.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/portable/chunks.cuh"
-#include "cuda/portable/fetch.cuh"
 #include "cuda/portable/launch.h"
 
 namespace linattn::portable {
 namespace {
 
-constexpr int kFoldColumns = 8;  // value columns of one block: enough blocks to fill the machine
+constexpr int kFoldColumns = 4;  // value columns of one block: enough blocks to fill the machine
 constexpr int kFoldTile = 32;    // columns of a transition that are fetched at a time
 constexpr int kFoldAhead = 2;    // tiles in flight
 
 // Grid: (value columns / kFoldColumns, HV, sequences of the segment); a thread per row of the
 // state. Transitions arrive tile by tile, behind the threads' backs.
 __global__ void fold_forward_kernel(const __grid_constant__ ForwardParams p) {
-  extern __shared__ __align__(16) float memory[];
+  auto* memory = ptx::dynamic_shared<float>();
   const int key_dim = p.problem.key_dim, value_dim = p.problem.value_dim,
             heads = p.problem.value_heads;
   const int tile_elements = kFoldTile * key_dim, tiles = (key_dim + kFoldTile - 1) / kFoldTile;
@@ -50,9 +50,9 @@ __global__ void fold_forward_kernel(const __grid_constant__ ForwardParams p) {
       float* to = memory + number % (kFoldAhead + 1) * tile_elements;
       const int elements = min(kFoldTile, key_dim - columns) * key_dim;
       for (int i = 4 * row; i < elements; i += 4 * static_cast<int>(blockDim.x))
-        fetch<16>(shared_address(to + i), from + i);
+        ptx::cp_async<16>(to + i, from + i);
     }
-    fetch_commit();
+    ptx::cp_async_commit_group();
   };
 
   for (int i = 0; i < kFoldAhead; ++i) fetch_tile(i);
@@ -67,7 +67,11 @@ __global__ void fold_forward_kernel(const __grid_constant__ ForwardParams p) {
                           cuda::matrix_offset(p.args.initial_state, sequence.read_slot, head) +
                               row * strides.key + (first + c) * strides.value);
     }
-    added[c] = inside(c) ? p.piece_state[at(piece(0), c)] : 0.0f;
+    added[c] = 0;
+    if (!inside(c)) continue;
+    // No piece starts from the state that was given: another may store its end there meanwhile.
+    added[c] = p.piece_state[at(piece(0), c)];
+    p.piece_state[at(piece(0), c)] = own[c];
   }
   for (int index = 0, number = 0; index + 1 < p.pieces; ++index) {
     if (exists) {
@@ -78,7 +82,7 @@ __global__ void fold_forward_kernel(const __grid_constant__ ForwardParams p) {
       }
     }
     for (int columns = 0; columns < key_dim; columns += kFoldTile, ++number) {
-      fetch_wait<kFoldAhead - 1>();
+      ptx::cp_async_wait_group<kFoldAhead - 1>();
       __syncthreads();  // the tile is there, and all have left the one that is replaced
       fetch_tile(number + kFoldAhead);
       if (!exists) continue;

@@ -11,13 +11,6 @@
 
 namespace linattn::portable {
 
-// 2^x; the hardware's own, 2 units in the last place.
-__device__ __forceinline__ float exp2_of(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
 template <class OperandPolicy, int kKeyDimPadded, class GatePolicy, class UpdatePolicy>
 struct PrepareTraits {
   using Operand = OperandPolicy;
@@ -56,11 +49,12 @@ struct PrepareTraits {
     alignas(16) float anchor[Gate::kPerChannel ? kKeyDim : 1];
     alignas(16) float before[Gate::kPerChannel ? kGroups : 1][Gate::kPerChannel ? kKeyDim : 1];
     alignas(16) float beta[kChunk];
-    // Of a gate per head:
-    float cumulative[kChunk];     // G
+    // Where decays are not in the operands: a gate per head, and the safe route.
     float row_factor[2][kChunk];  // on rows of A_kk and A_qk
     float column_factor[kChunk];  // on their columns
-    float right_factor[kChunk];   // on k in x
+    // Of a gate per head:
+    float cumulative[kChunk];    // G
+    float right_factor[kChunk];  // on k in x
 
     // [C, K] G of the safe route, which has no use for left operands.
     __device__ float* all_decays() { return reinterpret_cast<float*>(k); }
@@ -121,7 +115,7 @@ struct Intra {
           const int j = j0 + e;
           // Exponents of i >= j only: at most 0.
           if constexpr (!Gate::kPerChannel)
-            x[e] *= j <= i ? exp2_of(shared.cumulative[i] - shared.cumulative[j]) *
+            x[e] *= j <= i ? ptx::ex2_approx(shared.cumulative[i] - shared.cumulative[j]) *
                                  shared.row_factor[of_q][i] * shared.column_factor[j]
                            : 0.0f;
           x[e] = j < i || (of_q && j == i) ? x[e] : 0.0f;
@@ -137,9 +131,9 @@ struct Intra {
     }
   }
 
-  // The safe route of a gate per channel, from undecayed operands and G: blocks of 8 x 8 tokens by
-  // tensor cores, anchored at the last token before the rows, so that both exponents are at most 0;
-  // blocks on the diagonal token by token. Both are exact for every gate that decays.
+  // The safe route of a gate per channel, from undecayed operands, factors and G: blocks of 8 x 8
+  // tokens by tensor cores, anchored at the last token before the rows, so that both exponents are
+  // at most 0; blocks on the diagonal token by token. Both are exact for every gate that decays.
   __device__ __noinline__ static void safe_scores(Shared& shared, Stage& stage, int thread) {
     const float* decays = shared.all_decays();
     const int row = thread % 32 / 4, piece = thread % 4;
@@ -167,7 +161,7 @@ struct Intra {
         const auto decayed = [&](const Type* matrix, int token, float sign) {
           Operand::widen(Rows::load(matrix + b * Rows::kBlock + Rows::place(token, piece)), x);
 #pragma unroll
-          for (int e = 0; e < 8; ++e) x[e] *= exp2_of(sign * (g[e] - anchor[e]));
+          for (int e = 0; e < 8; ++e) x[e] *= ptx::ex2_approx(sign * (g[e] - anchor[e]));
           return Operand::round(x);
         };
         decays_of(i, 4 * b + piece, g);
@@ -204,7 +198,7 @@ struct Intra {
         decays_of(j, octet, h);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          const float x = right[e] * exp2_of(g[e] - h[e]);
+          const float x = right[e] * ptx::ex2_approx(g[e] - h[e]);
           kk = fmaf(k[e], x, kk);
           qk = fmaf(q[e], x, qk);
         }
@@ -220,6 +214,8 @@ struct Intra {
 
   __device__ __forceinline__ static void put_scores(Shared& shared, int i, int j, float kk,
                                                     float qk) {
+    kk *= shared.row_factor[0][i] * shared.column_factor[j];
+    qk *= shared.row_factor[1][i] * shared.column_factor[j];
     shared.lower[i * Traits::kPitch + j] = kk;  // its diagonal is never read
     constexpr int kElements = Rows::kUnitElements;
     shared.a_qk[Rows::place(i, j / 8) + j % 8 / kElements * Rows::kPlane + j % kElements] =

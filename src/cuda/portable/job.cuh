@@ -91,7 +91,7 @@ struct ScanJob {
                 {columns, 1}};
       if (low > 0) source = target;
     } else {
-      if (task.piece > 0) {
+      if (p.pieces > 1) {
         source = dense_at(p.piece_state, piece);
       } else if (low > 0) {
         source = dense_at(p.carried_in, 0);

@@ -30,13 +30,14 @@ struct ScanFacts {
 template <class Operand, int kKeyDim, class Gate, class Update>
 struct PrepareInstance {
   static PrepareFacts facts();
-  static void launch(const ForwardParams& params, int device, Stream stream);
+  static bool can_overlap(int device);
+  static void launch(const ForwardParams& params, int device, Stream stream, cuda::Order order);
 };
 
 template <class Operand, int kKeyDim, class Update>
 struct ScanInstance {
   static ScanFacts facts();
-  static void launch(const ForwardParams& params, int device, Stream stream);
+  static void launch(const ForwardParams& params, int device, Stream stream, cuda::Order order);
 };
 
 // State at the start of every piece, from the pieces' summaries.

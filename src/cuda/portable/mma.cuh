@@ -15,6 +15,8 @@
 
 #include <cstdint>
 
+#include "cuda/common/ptx.cuh"
+
 namespace linattn::portable {
 
 struct Accumulator {
@@ -24,10 +26,6 @@ struct Accumulator {
 // The element of 32 that column `column` of tile `tile` stands for.
 __device__ constexpr int permuted(int tile, int column) {
   return 8 * (column / 2) + 2 * tile + column % 2;
-}
-
-__device__ inline std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 struct OperandBf16 {
@@ -67,13 +65,31 @@ struct OperandBf16 {
     return out;
   }
 
+  // The larger of the absolute values; not a number wins.
+  __device__ static Piece larger(const Piece& x, const Piece& y) {
+    Piece out;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 pair =
+          __hmax2_nan(__habs2(reinterpret_cast<const __nv_bfloat162&>(x.r[i])),
+                      __habs2(reinterpret_cast<const __nv_bfloat162&>(y.r[i])));
+      out.r[i] = reinterpret_cast<const std::uint32_t&>(pair);
+    }
+    return out;
+  }
+  // Whether an element is larger than limit or not a number; none is negative.
+  __device__ static bool exceeds(const Piece& x, float limit) {
+    const __nv_bfloat162 all =
+        __hmax2_nan(__hmax2_nan(reinterpret_cast<const __nv_bfloat162&>(x.r[0]),
+                                reinterpret_cast<const __nv_bfloat162&>(x.r[1])),
+                    __hmax2(reinterpret_cast<const __nv_bfloat162&>(x.r[2]),
+                            reinterpret_cast<const __nv_bfloat162&>(x.r[3])));
+    return !(__low2float(all) <= limit && __high2float(all) <= limit);
+  }
+
   // d += A [16, 16] B [16, 8]: the terms that half `half` of B's pieces holds.
   __device__ static void mma(Accumulator& d, const A& a, const Piece& b, int half) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d.c[0]), "+f"(d.c[1]), "+f"(d.c[2]), "+f"(d.c[3])
-        : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "r"(b.r[2 * half]),
-          "r"(b.r[2 * half + 1]));
+    ptx::mma_m16n8k16_bf16(d.c, a.a[0], a.a[1], a.a[2], a.a[3], b.r[2 * half], b.r[2 * half + 1]);
   }
 
   // From two accumulators that stand side by side.
@@ -105,9 +121,7 @@ struct OperandBf16 {
     const int row = permuted(lane / 16, lane % 8), part = tile % 2 * 2 + lane / 8 % 2;
     const Type* at = block + Matrix::place(row, part) + 4 * half * Matrix::kRow;
     A out;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out.a[0]), "=r"(out.a[1]), "=r"(out.a[2]), "=r"(out.a[3])
-                 : "r"(shared_address(at)));
+    ptx::ldmatrix_x4_trans(out.a, at);
     return out;
   }
 
@@ -115,9 +129,7 @@ struct OperandBf16 {
   template <class Fragment>
   __device__ static Fragment load_matrices(const Type* row) {
     std::uint32_t r[4];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row)));
+    ptx::ldmatrix_x4(r, row);
     return {{r[0], r[1], r[2], r[3]}};
   }
 };
@@ -132,11 +144,7 @@ struct OperandTf32 {
     std::uint32_t r[8];
   };
 
-  __device__ static std::uint32_t bits(float x) {
-    std::uint32_t out;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
-    return out;
-  }
+  __device__ static std::uint32_t bits(float x) { return ptx::cvt_rna_tf32(x); }
   __device__ static Type round(float x) { return __uint_as_float(bits(x)); }
   __device__ static Piece round(const float (&x)[8]) {
     Piece out;
@@ -156,14 +164,26 @@ struct OperandTf32 {
     return out;
   }
 
+  __device__ static Piece larger(const Piece& x, const Piece& y) {
+    Piece out;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      out.r[i] = __float_as_uint(
+          ptx::max_nan(fabsf(__uint_as_float(x.r[i])), fabsf(__uint_as_float(y.r[i]))));
+    return out;
+  }
+  __device__ static bool exceeds(const Piece& x, float limit) {
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) all = ptx::max_nan(all, __uint_as_float(x.r[i]));
+    return !(all <= limit);
+  }
+
   __device__ static void mma(Accumulator& d, const A& a, const Piece& b, int half) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-          "{%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(d.c[0]), "+f"(d.c[1]), "+f"(d.c[2]), "+f"(d.c[3])
-          : "r"(a.a[4 * i]), "r"(a.a[4 * i + 1]), "r"(a.a[4 * i + 2]), "r"(a.a[4 * i + 3]),
-            "r"(b.r[4 * half + 2 * i]), "r"(b.r[4 * half + 2 * i + 1]));
+      ptx::mma_m16n8k8_tf32(d.c, a.a[4 * i], a.a[4 * i + 1], a.a[4 * i + 2], a.a[4 * i + 3],
+                            b.r[4 * half + 2 * i], b.r[4 * half + 2 * i + 1]);
   }
 
   __device__ static A to_a(const Accumulator& left, const Accumulator& right) {
@@ -242,13 +262,6 @@ __device__ inline void gather(const Accumulator (&tiles)[4], int lower, float (&
     x[2 * t] = tiles[t].c[2 * lower];
     x[2 * t + 1] = tiles[t].c[2 * lower + 1];
   }
-}
-
-// Transposes an 8 x 8 tile of 16-bit elements among the lanes of a warp.
-__device__ inline std::uint32_t transpose8x8(std::uint32_t x) {
-  std::uint32_t out;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(x));
-  return out;
 }
 
 }  // namespace linattn::portable

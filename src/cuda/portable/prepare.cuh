@@ -10,6 +10,7 @@
 
 #include "cuda/common/convert.cuh"
 #include "cuda/common/gate.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/portable/chunks.cuh"
 #include "cuda/portable/intra.cuh"
@@ -21,9 +22,9 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 // 2^-160 is zero in fp32. A decay below it forgets as much, and sums of it keep their digits and
 // never meet inf - inf.
 inline constexpr float kSmallestLog2Decay = -160.0f;
-// What a channel's cumulative log2 decay may differ from the anchor, inside the ranges of fp32 and
-// bf16. The bounded gate of -5 makes 115.4.
-inline constexpr float kSafeSpan = 120.0f;
+// The largest operand of a score, inside the ranges of fp32 and bf16, and the largest anchor. With
+// normalised keys the bounded gate of -5 makes 2^115.4.
+inline constexpr float kLargestOperand = 0x1p124f, kLargestAnchor = 120.0f;
 
 // f(Input{}) of recurrence/gate_input.h: the branch stands around a loop over tokens.
 template <class F>
@@ -95,16 +96,35 @@ struct Prepare {
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) norm[t] = 1;
     if (!p.problem.qk_l2norm) return;
+    float sum[kTokens], largest = 0;
+    squares(rows, 1.0f, sum);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      float x[8], sum = 0;
-      widen<kFp16>(rows[t], x);
+      norm[t] = rsqrtf(sum[t] + static_cast<float>(kNormEpsilon));
+      largest = fmaxf(largest, sum[t]);
+    }
+    // Squares from 1e19 on overflow: scaled by a power of two, beside which epsilon is nothing.
+    constexpr float kLargest = 3e38f, kScale = 0x1p-70f;
+    if (!__any_sync(0xffffffffu, largest > kLargest)) return;
+    float scaled[kTokens];
+    squares(rows, kScale, scaled);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum = fmaf(x[i], x[i], sum);
+    for (int t = 0; t < kTokens; ++t)
+      if (sum[t] > kLargest) norm[t] = kScale * rsqrtf(scaled[t]);
+  }
+  // Of whole rows, times scale.
+  __device__ __forceinline__ static void squares(const Octet (&rows)[kTokens], float scale,
+                                                 float (&sum)[kTokens]) {
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      float x[8];
+      widen<kFp16>(rows[t], x);
+      sum[t] = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[t] = fmaf(x[i] * scale, x[i] * scale, sum[t]);
 #pragma unroll
       for (int distance = Traits::kOctets / 2; distance > 0; distance /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      norm[t] = rsqrtf(sum + static_cast<float>(kNormEpsilon));
+        sum[t] += __shfl_xor_sync(0xffffffffu, sum[t], distance);
     }
   }
 
@@ -127,7 +147,7 @@ struct Prepare {
         const cuda::GateReader gate = cuda::GateReader::of(p.problem, p.args, value_head);
         const float raw = cuda::load(row(p.args.g, value_head, at, bytes_of(p.problem.gate_dtype)),
                                      p.problem.gate_dtype, 0);
-        decay = fmaxf(kLog2e * gate.log_decay(raw, 0), kSmallestLog2Decay);
+        decay = ptx::max_nan(kLog2e * gate.log_decay(raw, 0), kSmallestLog2Decay);
       }
 #pragma unroll
       for (int distance = 1; distance < kChunk; distance *= 2) {
@@ -176,7 +196,7 @@ struct Prepare {
              DType::kFloat32, bias);
   }
 
-  // Cumulative log2 decay inside the thread's tokens. Channels that do not exist decay somehow.
+  // Cumulative log2 decay inside the thread's tokens; 0 of channels that do not exist.
   __device__ __forceinline__ void local_decays(const Raw (&g)[kTokens], const Raw (&dt_bias)[1],
                                                float (&decay)[kTokens][8]) const {
     GateParameters<float> gate = GateParameters<float>::of(
@@ -191,7 +211,8 @@ struct Prepare {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             gate.dt_bias = bias[0][i];
-            decay[t][i] = fmaxf(kLog2e * Input::log_decay(decay[t][i], gate), kSmallestLog2Decay);
+            decay[t][i] =
+                ptx::max_nan(kLog2e * Input::log_decay(decay[t][i], gate), kSmallestLog2Decay);
           }
         }
         if (t > 0) {
@@ -200,11 +221,18 @@ struct Prepare {
         }
       }
     });
+    if (channels >= 8) return;
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (i >= channels) decay[t][i] = 0;
   }
 
   // A thread per channel: from the groups' totals to what came before each group, from the anchor.
-  // An integer anchor makes 2^anchor exact in every format.
-  __device__ __forceinline__ void scan_groups() const {
+  // An integer anchor makes 2^anchor exact in every format. Returns whether the anchor is out of
+  // reach of the chunk's first or last token.
+  __device__ __forceinline__ bool scan_groups() const {
     float before[Traits::kGroups], sum = 0, anchor = 0;
 #pragma unroll
     for (int j = 0; j < Traits::kGroups; ++j) {
@@ -215,8 +243,9 @@ struct Prepare {
 #pragma unroll
     for (int j = 0; j < Traits::kGroups; ++j) shared.before[j][thread] = before[j] - anchor;
     shared.anchor[thread] = anchor;
-    shared.x_scale[thread] = exp2_of(sum - anchor);
-    stage.total[thread] = exp2_of(sum);
+    shared.x_scale[thread] = ptx::ex2_approx(sum - anchor);
+    stage.total[thread] = ptx::ex2_approx(sum);
+    return !(fabsf(anchor) <= kLargestAnchor && fabsf(sum - anchor) <= kLargestAnchor);
   }
 
   __device__ __forceinline__ static void load_eight(const float* at, float (&x)[8]) {
@@ -225,6 +254,40 @@ struct Prepare {
       const float4 four = *reinterpret_cast<const float4*>(at + i);
       x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
     }
+  }
+
+  // Norms as powers of two, which round nothing and keep products from overflowing, times rests,
+  // which go on scores and decays.
+  struct Norms {
+    float q_power[kTokens], k_power[kTokens], q_rest[kTokens], k_rest[kTokens];
+
+    __device__ __forceinline__ void apply(const Octet& q, const Octet& k, int t, float (&a)[8],
+                                          float (&b)[8]) const {
+      widen<kFp16>(q, a);
+      widen<kFp16>(k, b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) a[i] *= q_power[t], b[i] *= k_power[t];
+    }
+  };
+  __device__ __forceinline__ Norms split_norms(const float (&q_norm)[kTokens],
+                                               const float (&k_norm)[kTokens]) const {
+    const auto split = [](float x, float& power, float& rest) {
+      const std::uint32_t exponent = max(__float_as_uint(x) & 0x7f800000u, 0x00800000u);
+      power = __uint_as_float(exponent);
+      rest = x * __uint_as_float(0x7f000000u - exponent);
+    };
+    Norms norms;
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      split(q_norm[t], norms.q_power[t], norms.q_rest[t]);
+      split(k_norm[t], norms.k_power[t], norms.k_rest[t]);
+      if (octet != 0) continue;
+      const int i = token(t);
+      shared.row_factor[0][i] = shared.beta[i] * norms.k_rest[t];
+      shared.row_factor[1][i] = norms.q_rest[t];
+      shared.column_factor[i] = norms.k_rest[t];
+    }
+    return norms;
   }
 
   // A gate per channel. Operands of the scores are anchored in the middle; those of the state are
@@ -240,16 +303,13 @@ struct Prepare {
           make_float4(decay[kTokens - 1][i], decay[kTokens - 1][i + 1], decay[kTokens - 1][i + 2],
                       decay[kTokens - 1][i + 3]);
     __syncthreads();
-    scan_groups();
+    bool unsafe = scan_groups();
     __syncthreads();
-    float before[8], anchor[8], power[8], widest = 0;  // the anchor's own distance counts too
+    float before[8], anchor[8], power[8];
     load_eight(&shared.before[group][channel()], before);
     load_eight(&shared.anchor[channel()], anchor);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      power[i] = exp2_of(anchor[i]);
-      widest = fmaxf(widest, fabsf(anchor[i]));
-    }
+    for (int i = 0; i < 8; ++i) power[i] = ptx::ex2_approx(anchor[i]);
     const Piece powers = Operand::round(power);
     float beta[kTokens];
     betas(beta);
@@ -261,26 +321,28 @@ struct Prepare {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         decay[t][i] += before[i];
-        widest = fmaxf(widest, fabsf(decay[t][i]));
-        const float down = exp2_of(decay[t][i]), up = exp2_of(-decay[t][i]);
+        const float down = ptx::ex2_approx(decay[t][i]), up = ptx::ex2_approx(-decay[t][i]);
         a[i] = a[i] * q_norm[t] * down;  // norms first: raw inputs may be large where decays are
         b[i] *= k_norm[t];
         out[i] = b[i] * up;
         b[i] = b[i] * down * beta[t];
       }
-      Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(out));
-      const Piece left_q = Operand::round(a);
+      const Piece right = Operand::round(out), left_q = Operand::round(a);
+      Piece largest = Operand::larger(right, left_q);
+      Rows::store(own(shared.right) + t * Rows::kRow, right);
       Rows::store(own(shared.q) + t * Rows::kRow, left_q);
       Rows::store(own(stage.q) + t * Rows::kRow, Operand::product(left_q, powers));
       if constexpr (Update::kReadsState) {
         times_erase(token(t), b);
         const Piece left_k = Operand::round(b);
+        largest = Operand::larger(largest, left_k);
         Rows::store(own(shared.k) + t * Rows::kRow, left_k);
         Rows::store(own(stage.k) + t * Rows::kRow, Operand::product(left_k, powers));
       }
+      unsafe = unsafe || Operand::exceeds(largest, kLargestOperand);
     }
     const Intra<Traits> intra{shared, stage, thread};
-    if (!__syncthreads_or(widest > kSafeSpan)) {
+    if (!__syncthreads_or(unsafe)) {
       intra.scores();
     } else {
       // The anchor is out of reach of some token: scores by differences of G, see Intra.
@@ -304,30 +366,21 @@ struct Prepare {
     Octet q[kTokens], k[kTokens];
     load_rows(p.args.q, q);
     load_rows(p.args.k, k);
-    float beta[kTokens];
-    betas(beta);
+    const Norms norms = split_norms(q_norm, k_norm);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       float a[8], b[8];
-      widen<kFp16>(q[t], a);
-      widen<kFp16>(k[t], b);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        a[i] *= q_norm[t];
-        b[i] *= k_norm[t];
-      }
+      norms.apply(q[t], k[t], t, a, b);
       Rows::store(own(stage.q) + t * Rows::kRow, Operand::round(a));
       Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(b));
       if constexpr (Update::kReadsState) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) b[i] *= beta[t];
         times_erase(token(t), b);
         Rows::store(own(stage.k) + t * Rows::kRow, Operand::round(b));
       }
     }
   }
 
-  // After the safe scores: the same threads decay what they wrote.
+  // After the safe scores: the same threads give decays and factors to what they wrote.
   __device__ __forceinline__ void decay_operands() const {
     const float* cumulative = shared.all_decays();
     float whole[8];
@@ -339,60 +392,55 @@ struct Prepare {
       load_eight(&cumulative[token(t) * Traits::kKeyDim + channel()], down);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        up[i] = exp2_of(whole[i] - down[i]);
-        down[i] = exp2_of(down[i]);
+        up[i] = ptx::ex2_approx(whole[i] - down[i]);
+        down[i] = ptx::ex2_approx(down[i]);
       }
-      const auto decay = [&](Type* matrix, const float (&by)[8]) {
+      const auto decay = [&](Type* matrix, const float (&by)[8], float factor) {
         float x[8];
         Type* at = own(matrix) + t * Rows::kRow;
         Operand::widen(Rows::load(at), x);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] *= by[i];
+        for (int i = 0; i < 8; ++i) x[i] *= by[i] * factor;
         Rows::store(at, Operand::round(x));
       };
-      decay(stage.q, down);
-      decay(shared.right, up);
-      if constexpr (Update::kReadsState) decay(stage.k, down);
+      decay(stage.q, down, shared.row_factor[1][token(t)]);
+      decay(shared.right, up, shared.column_factor[token(t)]);
+      if constexpr (Update::kReadsState) decay(stage.k, down, shared.row_factor[0][token(t)]);
     }
   }
 
-  // A gate per head: scores from q and k as they came, decays and norms on the scores.
+  // A gate per head: scores from q and k, decays and norms on the scores.
   __device__ __forceinline__ void head_operands(const Octet (&q)[kTokens],
                                                 const Octet (&k)[kTokens],
                                                 const float (&q_norm)[kTokens],
                                                 const float (&k_norm)[kTokens]) const {
     __syncthreads();
     const float whole = shared.cumulative[kChunk - 1];
-    if (octet == 0) {
+    const Norms norms = split_norms(q_norm, k_norm);
+    if (octet == 0)
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-        const int i = token(t);
-        shared.row_factor[0][i] = shared.beta[i] * k_norm[t];
-        shared.row_factor[1][i] = q_norm[t];
-        shared.column_factor[i] = k_norm[t];
-        shared.right_factor[i] = k_norm[t] * exp2_of(whole - shared.cumulative[i]);
-      }
-    }
-    stage.total[thread] = exp2_of(whole);
+      for (int t = 0; t < kTokens; ++t)
+        shared.right_factor[token(t)] =
+            norms.k_rest[t] * ptx::ex2_approx(whole - shared.cumulative[token(t)]);
+    stage.total[thread] = ptx::ex2_approx(whole);
     shared.x_scale[thread] = 1;
     float beta[kTokens];
     betas(beta);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       float a[8], b[8];
-      widen<kFp16>(q[t], a);
-      widen<kFp16>(k[t], b);
-      const float down = exp2_of(shared.cumulative[token(t)]);
+      norms.apply(q[t], k[t], t, a, b);
+      const float down = ptx::ex2_approx(shared.cumulative[token(t)]);
       Rows::store(own(shared.q) + t * Rows::kRow, Operand::round(a));
       Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(b));
 #pragma unroll
-      for (int i = 0; i < 8; ++i) a[i] *= q_norm[t] * down;
+      for (int i = 0; i < 8; ++i) a[i] *= norms.q_rest[t] * down;
       Rows::store(own(stage.q) + t * Rows::kRow, Operand::round(a));
       if constexpr (Update::kReadsState) {
         times_erase(token(t), b);
         Rows::store(own(shared.k) + t * Rows::kRow, Operand::round(b));
 #pragma unroll
-        for (int i = 0; i < 8; ++i) b[i] *= beta[t] * k_norm[t] * down;
+        for (int i = 0; i < 8; ++i) b[i] *= beta[t] * norms.k_rest[t] * down;
         Rows::store(own(stage.k) + t * Rows::kRow, Operand::round(b));
       }
     }
@@ -453,7 +501,7 @@ struct PrepareJob {
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     prepare_kernel(const __grid_constant__ ForwardParams p) {
-  extern __shared__ __align__(16) unsigned char memory[];
+  unsigned char* memory = ptx::dynamic_shared();
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(memory);
   // In memory that is written later.
   auto& job = *reinterpret_cast<PrepareJob*>(shared.lower);
@@ -463,7 +511,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     if (thread == 0) job = found;
   }
   __syncthreads();
-  if (job.count < 0) return;
+  // This grid may run beside the scan of the segment before it, which reads other stages. It ends
+  // behind that scan, for one of its blocks waits: so whoever waits for it waits for both.
+  const bool last = blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1;
+  if (job.count < 0) {
+    if (last) ptx::griddepcontrol_wait();
+    return;
+  }
   const int octet = thread % Traits::kOctets;
   float* erase = p.args.erase.data == nullptr
                      ? nullptr
@@ -483,6 +537,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       octet,
       p.problem.key_dim - 8 * octet};
   prepare.run();
+  if (last) ptx::griddepcontrol_wait();
 }
 
 }  // namespace linattn::portable

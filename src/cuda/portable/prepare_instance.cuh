@@ -19,8 +19,14 @@ PrepareFacts PrepareInstance<Operand, kKeyDim, Gate, Update>::facts() {
 }
 
 template <class Operand, int kKeyDim, class Gate, class Update>
+bool PrepareInstance<Operand, kKeyDim, Gate, Update>::can_overlap(int device) {
+  return cuda::can_overlap<prepare_kernel<PrepareTraits<Operand, kKeyDim, Gate, Update>>>(device);
+}
+
+template <class Operand, int kKeyDim, class Gate, class Update>
 void PrepareInstance<Operand, kKeyDim, Gate, Update>::launch(const ForwardParams& params,
-                                                             int device, Stream stream) {
+                                                             int device, Stream stream,
+                                                             cuda::Order order) {
   using Traits = PrepareTraits<Operand, kKeyDim, Gate, Update>;
   const PrepareFacts bytes = facts();
   cuda::allow_shared_memory<prepare_kernel<Traits>>(device, cuda::device_info(device).shared_bytes);
@@ -29,7 +35,7 @@ void PrepareInstance<Operand, kKeyDim, Gate, Update>::launch(const ForwardParams
                      static_cast<unsigned>(params.segment.count)),
                 dim3(Traits::kThreads),
                 bytes.shared_bytes + (params.args.erase.data == nullptr ? 0 : bytes.erase_bytes)},
-               stream, params);
+               stream, params, order);
 }
 
 }  // namespace linattn::portable

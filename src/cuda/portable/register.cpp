@@ -20,9 +20,9 @@ struct OperandTf32;  // fp16 problems: bf16 has too few digits for them, fp16 to
 
 namespace {
 
-// Stages of one segment at most: the workspace stays small beside the inputs, and much of it in the
-// cache between the two kernels. With K = 128 an H200 prepares so many in four full waves.
-constexpr std::int64_t kSegmentBytes = std::int64_t{55} << 20;
+// Stages of one segment at most, of which the workspace holds two: one is prepared while the other
+// is scanned. It stays small beside the inputs, and much of it in the cache between the kernels.
+constexpr std::int64_t kSegmentBytes = std::int64_t{40} << 20;
 constexpr std::int64_t kSegmentChunks = 16;  // at least, whatever they take
 constexpr int kMostBuffers = 3;
 constexpr std::int64_t kPieceChunks =
@@ -151,15 +151,21 @@ struct Cut {
     const std::int64_t segments = std::max<std::int64_t>((numbers + most - 1) / most, 1);
     segment = (numbers + segments - 1) / segments;
     sequences = std::min(n.sequences, capacity);
-    // Pieces that give every multiprocessor a block. Splitting costs a second pass and the
-    // transitions: it must find at least three idle places for each busy one.
+    // Pieces whose summaries, of V and K columns, take all places at once. Splitting costs that
+    // second pass: it must find at least three idle places for each busy one.
     if (p.sm_limit > 0) multiprocessors = std::min<std::int64_t>(multiprocessors, p.sm_limit);
+    const auto blocks_of = [&](std::int64_t columns) {
+      return p.value_heads * ((columns + facts.value_block - 1) / facts.value_block);
+    };
     const std::int64_t places =
-        std::min(multiprocessors, kSplitBlocks) * facts.blocks_per_multiprocessor /
-        (p.value_heads * ((p.value_dim + facts.value_block - 1) / facts.value_block));
-    all_pieces = p.batch_invariant ? 0 : std::min(places, capacity / kPieceChunks);
-    pieces = all_pieces / std::max<std::int64_t>(sequences, 1);
-    if (pieces < 3) pieces = 1;
+        std::min(multiprocessors, kSplitBlocks) * facts.blocks_per_multiprocessor;
+    all_pieces = p.batch_invariant
+                     ? 0
+                     : std::min(places / (blocks_of(p.value_dim) + blocks_of(p.key_dim)),
+                                capacity / kPieceChunks);
+    const std::int64_t split = std::max<std::int64_t>(sequences, 1);
+    pieces = std::max<std::int64_t>(
+        places < 3 * split * blocks_of(p.value_dim) ? 1 : all_pieces / split, 1);
   }
 
   bool several_segments() const { return numbers > capacity; }
@@ -167,18 +173,20 @@ struct Cut {
 
 struct ForwardBuffers {
   WorkspaceLayout layout;
-  Slot<std::byte> stages;  // [capacity, HV] of Stage
-  Slot<float> carried[2];  // [HV, V, K]: between segments, in turn
-  Slot<float> state;       // [all_pieces, HV, V, K]
-  Slot<float> transition;  // [all_pieces, HV, K, K]
+  Slot<std::byte> stages[2];  // [capacity, HV] of Stage, for segments in turn
+  Slot<float> carried[2];     // [HV, V, K]: between segments, in turn
+  Slot<float> state;          // [all_pieces, HV, V, K]
+  Slot<float> transition;     // [all_pieces, HV, K, K]
 
   ForwardBuffers(const Problem& p, const Facts& facts, const Cut& cut) {
-    stages = layout.book<std::byte>(cut.capacity * p.value_heads *
-                                    static_cast<std::int64_t>(facts.stage_bytes));
+    const std::int64_t bytes =
+        cut.capacity * p.value_heads * static_cast<std::int64_t>(facts.stage_bytes);
+    for (auto& slot : stages)
+      slot = layout.book<std::byte>(cut.several_segments() || &slot == stages ? bytes : 0);
     const std::int64_t matrix = std::int64_t{p.value_heads} * p.key_dim;
     if (cut.several_segments())
       for (auto& slot : carried) slot = layout.book<float>(matrix * p.value_dim);
-    if (cut.all_pieces < 3) return;
+    if (cut.all_pieces < 2) return;
     state = layout.book<float>(cut.all_pieces * matrix * p.value_dim);
     transition = layout.book<float>(cut.all_pieces * matrix * p.key_dim);
   }
@@ -222,7 +230,6 @@ void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue q
     throw Error(ErrorCode::kInternal,
                 "linattn: portable.forward books " + std::to_string(buffers.layout.bytes()) +
                     " bytes of workspace; its plan said " + std::to_string(workspace.bytes));
-  params.stages = buffers.stages.in(workspace);
   params.sequences = static_cast<int>(cut.sequences);
   params.pieces = static_cast<int>(cut.pieces);
   params.piece_state = buffers.state.in(workspace);
@@ -233,18 +240,22 @@ void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue q
        first += std::max<std::int64_t>(cut.segment, 1), parity ^= 1) {
     params.segment = {static_cast<int>(first),
                       static_cast<int>(std::min(cut.segment, cut.numbers - first))};
+    params.stages = buffers.stages[parity].in(workspace);
     params.carried_in = buffers.carried[parity].in(workspace);
     params.carried_out = buffers.carried[parity ^ 1].in(workspace);
     with_instances(p, [&]<class Prepare, class Scan>(Prepare, Scan) {
-      if (params.segment.count > 0) Prepare::launch(params, device.index, queue.stream);
+      // A call begins behind what came before it. Splitting has kernels of its own in between.
+      const bool beside = first > 0 && params.pieces == 1 && Prepare::can_overlap(device.index);
+      const cuda::Order order = beside ? cuda::Order::kBeside : cuda::Order::kBehind;
+      if (params.segment.count > 0) Prepare::launch(params, device.index, queue.stream, order);
       if (params.pieces > 1) {
         ForwardParams summary = params;
         summary.phase = Phase::kSummarise;
         summary.extra_blocks = key_blocks;
-        Scan::launch(summary, device.index, queue.stream);
+        Scan::launch(summary, device.index, queue.stream, cuda::Order::kBehind);
         launch_fold(params, device.index, queue.stream);
       }
-      Scan::launch(params, device.index, queue.stream);
+      Scan::launch(params, device.index, queue.stream, cuda::Order::kBehind);
     });
   }
 }

@@ -145,9 +145,7 @@ struct Scan {
     }
   }
 
-  __device__ __forceinline__ void meet() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(32 * kSplits) : "memory");
-  }
+  __device__ __forceinline__ void meet() const { ptx::bar_sync<32 * kSplits>(group + 1); }
 
   // Completes this warp's own tiles.
   __device__ __forceinline__ void sum_over_splits(Accumulator (&writes)[kTokenTiles],
@@ -188,9 +186,7 @@ struct Scan {
       const auto* at =
           buffer.v + Traits::value_place(permuted(0, lane % 8) + 2 * t, 2 * group + lane / 8 % 2);
       std::uint32_t values[2];
-      asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                   : "=r"(values[0]), "=r"(values[1])
-                   : "r"(shared_address(at)));
+      ptx::ldmatrix_x2_trans(values, at);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float2 v = widen(values[half]);  // of two tokens
@@ -257,7 +253,8 @@ struct Scan {
     for (int u = 0; u < kOwnTiles; ++u, at += 2 * p.args.out.token_stride)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const std::uint32_t pair = transpose8x8(pack(out[u].c[2 * half], out[u].c[2 * half + 1]));
+        const std::uint32_t pair =
+            ptx::movmatrix_trans(pack(out[u].c[2 * half], out[u].c[2 * half + 1]));
         if (token + 2 * u < count && c + 8 * half < columns)
           *reinterpret_cast<std::uint32_t*>(at + 8 * half) = pair;
       }

@@ -19,7 +19,7 @@ ScanFacts ScanInstance<Operand, kKeyDim, Update>::facts() {
 
 template <class Operand, int kKeyDim, class Update>
 void ScanInstance<Operand, kKeyDim, Update>::launch(const ForwardParams& params, int device,
-                                                    Stream stream) {
+                                                    Stream stream, cuda::Order order) {
   using Traits = ScanTraits<Operand, kKeyDim, Update>;
   cuda::allow_shared_memory<scan_kernel<Traits>>(device, cuda::device_info(device).shared_bytes);
   const bool tail = params.phase == Phase::kOutput && params.args.cu_seqlens != nullptr &&
@@ -33,7 +33,7 @@ void ScanInstance<Operand, kKeyDim, Update>::launch(const ForwardParams& params,
       {dim3(static_cast<unsigned>(blocks)), dim3(Traits::kThreads),
        Traits::kJobBytes + Traits::kExchangeBytes +
            static_cast<std::size_t>(params.buffers) * sizeof(typename Traits::Buffer) + strengths},
-      stream, params);
+      stream, params, order);
 }
 
 }  // namespace linattn::portable

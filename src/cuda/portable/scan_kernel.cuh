@@ -7,6 +7,7 @@
 #include <new>
 
 #include "cuda/common/convert.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/portable/chunks.cuh"
 #include "cuda/portable/fetch.cuh"
@@ -64,7 +65,7 @@ __device__ void zero_rows(const ForwardParams& p, std::int64_t begin, std::int64
 
 template <class Traits>
 __device__ __forceinline__ void scan_chunks(const ForwardParams& p, const ScanJob& job,
-                                            unsigned char* memory) {
+                                            Arrivals& arrivals, unsigned char* memory) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int group = warp % Traits::kGroups, split = warp / Traits::kGroups;
   const int columns = job.extra ? p.problem.key_dim : p.problem.value_dim;
@@ -78,11 +79,13 @@ __device__ __forceinline__ void scan_chunks(const ForwardParams& p, const ScanJo
   };
   Fetcher<Traits> fetcher{
       p,
+      arrivals,
       static_cast<const typename Traits::Stage*>(p.stages) +
           (job.first + job.begin - p.segment.first) * p.problem.value_heads + job.task.value_head,
       static_cast<const std::uint16_t*>(p.args.v.data) +
           (job.extra ? 0 : row_of(p.args.v, chunks.first(job.begin)) + first_column),
-      job.extra ? 0 : columns - first_column, job.begin};
+      job.extra ? 0 : columns - first_column,
+      job.begin};
   Scan<Traits> scan{p,
                     job,
                     job.with_output ? static_cast<std::uint16_t*>(p.args.out.data) +
@@ -103,8 +106,8 @@ __device__ __forceinline__ void scan_chunks(const ForwardParams& p, const ScanJo
   // Two chunks are in flight, or one.
   const int ahead = p.buffers - 1, end = job.end;
   const auto fetch_into = [&](int slot) {
-    if (fetcher.chunk < end) fetcher.next(chunks, buffers[slot]);
-    fetch_commit();
+    if (fetcher.chunk < end) fetcher.next(chunks, buffers, slot);
+    ptx::cp_async_commit_group();
   };
   for (int i = 0; i < ahead; ++i) fetch_into(i);
   if (job.source.data == nullptr) {
@@ -113,19 +116,20 @@ __device__ __forceinline__ void scan_chunks(const ForwardParams& p, const ScanJo
     scan.load(job.source);
   }
   CheckpointCursor cursor(p.args, job.chunks, job.sequence, job.checkpoint.data != nullptr);
-  int slot = 0;
+  int slot = 0, round = 0;
   for (int c = job.begin;; ++cursor.entry) {
     const int stop = cursor.next(c, end);
 #pragma unroll 1
     for (; c < stop; ++c) {
       if (ahead == 1) {
-        fetch_wait<0>();
+        ptx::cp_async_wait_group<0>();
       } else {
-        fetch_wait<1>();
+        ptx::cp_async_wait_group<1>();
       }
+      arrivals.wait(slot, round);
       __syncthreads();  // the chunk is there, and all have left its predecessor's buffer
       scan.step(buffers[slot], chunks, c, [&] { fetch_into(slot == 0 ? ahead : slot - 1); });
-      slot = slot == ahead ? 0 : slot + 1;
+      if (++slot > ahead) slot = 0, ++round;
     }
     if (!cursor.is_at(c) || (c == end && !job.complete)) break;
     if (const std::int64_t to = cursor.slot(); to != cuda::kNullSlot) {
@@ -140,7 +144,9 @@ __device__ __forceinline__ void scan_chunks(const ForwardParams& p, const ScanJo
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     scan_kernel(const __grid_constant__ ForwardParams p) {
-  extern __shared__ __align__(16) unsigned char memory[];
+  unsigned char* memory = ptx::dynamic_shared();
+  ptx::griddepcontrol_wait();               // stages
+  ptx::griddepcontrol_launch_dependents();  // to prepare the next segment
   const ScanTask task = ScanTask::of(p);
   if (task.index == p.sequences) {  // of the first segment, behind its sequences
     const cuda::Sequence all{0, 0, p.args.tokens, 0, cuda::kNullSlot, cuda::kNullSlot, true};
@@ -159,12 +165,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   }
   if (p.phase == Phase::kSummarise && task.piece == p.pieces - 1)
     return;  // nothing starts from its end
-  static_assert(sizeof(ScanJob) <= Traits::kJobBytes);
+  static_assert(sizeof(ScanJob) <= 256 && 256 + sizeof(Arrivals) <= Traits::kJobBytes);
   auto& job = *reinterpret_cast<ScanJob*>(memory);
-  if (threadIdx.x == 0) new (&job) ScanJob(p, task, sequence);
+  auto& arrivals = *reinterpret_cast<Arrivals*>(memory + 256);
+  if (threadIdx.x == 0) {
+    new (&job) ScanJob(p, task, sequence);
+    arrivals.arm();
+  }
   __syncthreads();
   if (job.begin < job.end || job.target.data != nullptr)
-    scan_chunks<Traits>(p, job, memory + Traits::kJobBytes);
+    scan_chunks<Traits>(p, job, arrivals, memory + Traits::kJobBytes);
 }
 
 }  // namespace linattn::portable

@@ -19,6 +19,7 @@
 
 #include "cuda/common/convert.cuh"
 #include "cuda/common/gate.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/recurrent/launch.h"
 #include "recurrence/update.h"
@@ -300,7 +301,7 @@ struct RecurrentBlock {
     const char* row =
         static_cast<const char*>(x.data) + (row_offset(a, x, s, t, of_head) + first) * size;
     const int byte = lane() * 128;
-    if (byte < count * size) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + byte));
+    if (byte < count * size) ptx::prefetch_l2(row + byte);
   }
 
   // ---- the recurrence
@@ -503,7 +504,7 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     recurrent_kernel(const __grid_constant__ RecurrentParams params) {
   __shared__ RecurrentStorage<Tile> smem;
-  extern __shared__ float saved_state[];
+  auto* saved_state = ptx::dynamic_shared<float>();
   const Problem& p = params.problem;
   const RecurrentArgs& a = params.args;
   const std::int64_t tiles = params.value_tiles + params.transition_tiles;
