@@ -16,6 +16,9 @@
 
 #include "linattn/op.h"
 #include "recurrence/host_device.h"
+#if defined(__CUDACC__)
+#include "cuda/common/ptx.cuh"
+#endif
 
 namespace linattn {
 
@@ -29,11 +32,7 @@ namespace gate_math {
 template <class Real>
 LINATTN_HOST_DEVICE Real exp_of(Real x) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same_v<Real, float>) {
-    float out;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(1.4426950408889634f * x));
-    return out;
-  }
+  if constexpr (std::is_same_v<Real, float>) return ptx::ex2_approx(1.4426950408889634f * x);
 #endif
   return std::exp(x);
 }
@@ -41,11 +40,7 @@ LINATTN_HOST_DEVICE Real exp_of(Real x) {
 template <class Real>
 LINATTN_HOST_DEVICE Real inverse_of(Real x) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same_v<Real, float>) {
-    float out;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-    return out;
-  }
+  if constexpr (std::is_same_v<Real, float>) return ptx::rcp_approx(x);
 #endif
   return Real(1) / x;
 }

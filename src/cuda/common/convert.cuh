@@ -34,6 +34,8 @@ __device__ __forceinline__ float16 from_float<float16>(float x) {
   return __float2half_rn(x);
 }
 
+__device__ __forceinline__ int bytes_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
 // f(T{}) for the storage type. Hoist it out of a loop where the loop's body is short.
 template <class F>
 __device__ __forceinline__ void with_dtype(DType dtype, F&& f) {

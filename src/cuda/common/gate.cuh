@@ -13,6 +13,24 @@
 
 namespace linattn::cuda {
 
+// f(Input{}) for the activation of g: with_gate_input of recurrence/dispatch.h, which cannot throw
+// here. The branch stands around whatever f does.
+template <class F>
+__device__ __forceinline__ decltype(auto) with_gate_input(GateInput input, F&& f) {
+  switch (input) {
+    case GateInput::kDecay:
+      return f(InputDecay{});
+    case GateInput::kSoftplus:
+      return f(InputSoftplus{});
+    case GateInput::kBounded:
+      return f(InputBounded{});
+    case GateInput::kLogDecay:
+    case GateInput::kUnset:
+      break;
+  }
+  return f(InputLogDecay{});
+}
+
 // Log decays of one value head.
 struct GateReader {
   GateInput input;       // kUnset: no gate
@@ -37,19 +55,8 @@ struct GateReader {
   __device__ __forceinline__ float log_decay(float g, std::int64_t key) const {
     GateParameters<float> p = parameters;
     if (dt_bias != nullptr) p.dt_bias = dt_bias[key];
-    switch (input) {
-      case GateInput::kLogDecay:
-        return InputLogDecay::log_decay(g, p);
-      case GateInput::kDecay:
-        return InputDecay::log_decay(g, p);
-      case GateInput::kSoftplus:
-        return InputSoftplus::log_decay(g, p);
-      case GateInput::kBounded:
-        return InputBounded::log_decay(g, p);
-      case GateInput::kUnset:
-        break;
-    }
-    return 0.0f;
+    if (input == GateInput::kUnset) return 0.0f;
+    return with_gate_input(input, [&]<class Input>(Input) { return Input::log_decay(g, p); });
   }
 };
 
@@ -97,19 +104,8 @@ __device__ __forceinline__ Decay constant_decay(const Problem& problem, const Ar
   const double bias = args.dt_bias == nullptr ? 0.0 : args.dt_bias[value_head];
   const auto p = GateParameters<double>::of(args.a_log == nullptr ? 0.0 : args.a_log[value_head],
                                             bias, args.lower_bound);
-  switch (problem.gate_input) {
-    case GateInput::kLogDecay:
-      return Decay::of(InputLogDecay::log_decay(g, p));
-    case GateInput::kDecay:
-      return Decay::of(InputDecay::log_decay(g, p));
-    case GateInput::kSoftplus:
-      return Decay::of(InputSoftplus::log_decay(g, p));
-    case GateInput::kBounded:
-      return Decay::of(InputBounded::log_decay(g, p));
-    case GateInput::kUnset:
-      break;
-  }
-  return {1.0f, 0.0f};
+  return with_gate_input(problem.gate_input,
+                         [&]<class Input>(Input) { return Decay::of(Input::log_decay(g, p)); });
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

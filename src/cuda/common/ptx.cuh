@@ -18,6 +18,13 @@ __device__ __forceinline__ float ex2_approx(float x) {
   return out;
 }
 
+// 1 / x, 1 unit in the last place.
+__device__ __forceinline__ float rcp_approx(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
 // The larger; not a number if either is none.
 __device__ __forceinline__ float max_nan(float x, float y) {
   float out;

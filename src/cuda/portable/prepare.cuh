@@ -26,21 +26,6 @@ inline constexpr float kSmallestLog2Decay = -160.0f;
 // normalised keys the bounded gate of -5 makes 2^115.4.
 inline constexpr float kLargestOperand = 0x1p124f, kLargestAnchor = 120.0f;
 
-// f(Input{}) of recurrence/gate_input.h: the branch stands around a loop over tokens.
-template <class F>
-__device__ __forceinline__ void with_activation(GateInput input, F&& f) {
-  switch (input) {
-    case GateInput::kDecay:
-      return f(InputDecay{});
-    case GateInput::kSoftplus:
-      return f(InputSoftplus{});
-    case GateInput::kBounded:
-      return f(InputBounded{});
-    default:
-      return f(InputLogDecay{});
-  }
-}
-
 template <class Traits>
 struct Prepare {
   using Operand = typename Traits::Operand;
@@ -69,13 +54,10 @@ struct Prepare {
     return static_cast<const char*>(tensor.data) +
            cuda::row_offset(p.args, tensor, sequence, first + token, head) * bytes;
   }
-  __device__ __forceinline__ static int bytes_of(DType dtype) {
-    return dtype == DType::kFloat32 ? 4 : 2;
-  }
 
   __device__ __forceinline__ Part part_of(const Tensor& tensor, int head, DType dtype,
                                           bool wide) const {
-    const int bytes = bytes_of(dtype);
+    const int bytes = cuda::bytes_of(dtype);
     return {row(tensor, head, token(0), bytes) + channel() * bytes, tensor.token_stride * bytes,
             count - token(0), channels, wide};
   }
@@ -85,9 +67,9 @@ struct Prepare {
   }
 
   __device__ __forceinline__ void load_rows(const Tensor& tensor, Octet (&rows)[kTokens]) const {
-    load_octets(part_of(tensor, value_head / (p.problem.value_heads / p.problem.heads),
-                        p.problem.dtype, p.wide_qk),
-                rows);
+    portable::load_rows(part_of(tensor, value_head / (p.problem.value_heads / p.problem.heads),
+                                p.problem.dtype, p.wide_qk),
+                        rows);
   }
 
   // 1 / norm of each token, or 1.
@@ -137,7 +119,7 @@ struct Prepare {
     if (present && p.args.beta.data != nullptr)
       strength = cuda::strength(
           p.problem.beta_input,
-          cuda::load(row(p.args.beta, value_head, at, bytes_of(p.problem.beta_dtype)),
+          cuda::load(row(p.args.beta, value_head, at, cuda::bytes_of(p.problem.beta_dtype)),
                      p.problem.beta_dtype, 0));
     shared.beta[thread] = strength;
     stage.strength[thread] = strength;
@@ -145,8 +127,9 @@ struct Prepare {
       float decay = 0;
       if (present && p.args.g.data != nullptr) {
         const cuda::GateReader gate = cuda::GateReader::of(p.problem, p.args, value_head);
-        const float raw = cuda::load(row(p.args.g, value_head, at, bytes_of(p.problem.gate_dtype)),
-                                     p.problem.gate_dtype, 0);
+        const float raw =
+            cuda::load(row(p.args.g, value_head, at, cuda::bytes_of(p.problem.gate_dtype)),
+                       p.problem.gate_dtype, 0);
         decay = ptx::max_nan(kLog2e * gate.log_decay(raw, 0), kSmallestLog2Decay);
       }
 #pragma unroll
@@ -161,7 +144,7 @@ struct Prepare {
   // gdn2's erase strengths.
   __device__ __forceinline__ void stage_erase() const {
     if (erase == nullptr) return;
-    const int bytes = bytes_of(p.problem.beta_dtype);
+    const int bytes = cuda::bytes_of(p.problem.beta_dtype);
 #pragma unroll 1
     for (int t = 0; t < kTokens; ++t)
 #pragma unroll 1
@@ -204,7 +187,7 @@ struct Prepare {
     float bias[1][8];
     widen(dt_bias, DType::kFloat32, bias);
     widen(g, p.problem.gate_dtype, decay);
-    with_activation(p.problem.gate_input, [&]<class Input>(Input) {
+    cuda::with_gate_input(p.problem.gate_input, [&]<class Input>(Input) {
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
         if (token(t) < count) {

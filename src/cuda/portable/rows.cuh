@@ -6,15 +6,11 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "linattn/problem.h"
 
 namespace linattn::portable {
-
-// 8 neighbours of a row, 16 bits each, as they came.
-struct Octet {
-  std::uint32_t r[4];
-};
 
 // A thread's part of a tensor: 8 channels of neighbouring tokens.
 struct Part {
@@ -24,27 +20,35 @@ struct Part {
   bool wide;             // all 8 channels exist or none, and are aligned to 16 bytes
 };
 
+// 8 neighbours of a row as they came, of 16 bits (4 words) or 32 (8).
+template <int kWords>
+struct Eight {
+  std::uint32_t r[kWords];
+};
+using Octet = Eight<4>;
+
 // Absent elements are zero. The branches stand around the loops, so that all loads are in flight.
-template <int kTokens>
-__device__ __forceinline__ void load_octets(const Part& part, Octet (&rows)[kTokens]) {
+template <int kTokens, int kWords>
+__device__ __forceinline__ void load_rows(const Part& part, Eight<kWords> (&rows)[kTokens]) {
+  using Pair = std::conditional_t<kWords == 8, uint2, std::uint32_t>;  // of elements
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) rows[t] = {};
+  const auto copy = [&]<class Unit>(int t, int unit, Unit) {
+    reinterpret_cast<Unit*>(rows[t].r)[unit] =
+        __ldg(reinterpret_cast<const Unit*>(part.first + t * part.stride) + unit);
+  };
   if (part.wide) {
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      rows[t] = {};
-      if (t < part.tokens && part.channels > 0) {
-        const uint4 raw = __ldg(reinterpret_cast<const uint4*>(part.first + t * part.stride));
-        rows[t] = {{raw.x, raw.y, raw.z, raw.w}};
-      }
-    }
+    for (int t = 0; t < kTokens; ++t)
+      if (t < part.tokens && part.channels > 0)
+#pragma unroll
+        for (int unit = 0; unit < kWords / 4; ++unit) copy(t, unit, uint4{});
   } else {
 #pragma unroll
     for (int t = 0; t < kTokens; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        rows[t].r[i] =
-            t < part.tokens && 2 * i < part.channels
-                ? __ldg(reinterpret_cast<const std::uint32_t*>(part.first + t * part.stride) + i)
-                : 0;
+      for (int pair = 0; pair < 4; ++pair)
+        if (t < part.tokens && 2 * pair < part.channels) copy(t, pair, Pair{});
   }
 }
 
@@ -62,47 +66,18 @@ __device__ __forceinline__ void widen(const Octet& octet, float (&x)[8]) {
   }
 }
 
-// The same for a tensor of any dtype, as it came: 16-bit elements by pairs in r[0 .. 3].
-struct Raw {
-  std::uint32_t r[8];
-};
+// The same for a tensor of any dtype: 16-bit elements lie in r[0 .. 3].
+using Raw = Eight<8>;
 
 template <int kTokens>
 __device__ __forceinline__ void load_raw(const Part& part, DType dtype, Raw (&rows)[kTokens]) {
-  if (dtype != DType::kFloat32) {
-    Octet octets[kTokens];
-    load_octets(part, octets);
+  if (dtype == DType::kFloat32) return load_rows(part, rows);
+  Octet octets[kTokens];
+  load_rows(part, octets);
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t)
+  for (int t = 0; t < kTokens; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) rows[t].r[i] = octets[t].r[i];
-    return;
-  }
-#pragma unroll
-  for (int t = 0; t < kTokens; ++t) rows[t] = {};
-  if (part.wide) {
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t)
-      if (t < part.tokens && part.channels > 0) {
-        const auto* at = reinterpret_cast<const uint4*>(part.first + t * part.stride);
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-          const uint4 four = __ldg(at + i / 4);
-          rows[t].r[i] = four.x, rows[t].r[i + 1] = four.y;
-          rows[t].r[i + 2] = four.z, rows[t].r[i + 3] = four.w;
-        }
-      }
-  } else {
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t)
-#pragma unroll
-      for (int i = 0; i < 8; i += 2)
-        if (t < part.tokens && i < part.channels) {
-          const uint2 two =
-              __ldg(reinterpret_cast<const uint2*>(part.first + t * part.stride) + i / 2);
-          rows[t].r[i] = two.x, rows[t].r[i + 1] = two.y;
-        }
-  }
+    for (int i = 0; i < 4; ++i) rows[t].r[i] = octets[t].r[i];
 }
 
 template <int kTokens>

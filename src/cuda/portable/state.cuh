@@ -27,7 +27,7 @@ struct StatePlace {
 
 // Whether a lane's 8 channels lie side by side and aligned.
 __device__ __forceinline__ bool is_wide(const StateMatrix& m, const StatePlace& place) {
-  const std::uintptr_t bytes = m.dtype == DType::kFloat32 ? 4 : 2;
+  const std::uintptr_t bytes = cuda::bytes_of(m.dtype);
   const auto at = reinterpret_cast<std::uintptr_t>(m.data) + bytes * m.offset;
   return m.strides.key == 1 && place.keys % 8 == 0 && (at | bytes * m.strides.value) % 16 == 0;
 }

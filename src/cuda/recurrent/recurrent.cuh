@@ -297,7 +297,7 @@ struct RecurrentBlock {
 
   __device__ __forceinline__ void prefetch_row(const Tensor& x, DType dtype, std::int64_t t,
                                                int of_head, int first, int count) const {
-    const int size = dtype == DType::kFloat32 ? 4 : 2;
+    const int size = bytes_of(dtype);
     const char* row =
         static_cast<const char*>(x.data) + (row_offset(a, x, s, t, of_head) + first) * size;
     const int byte = lane() * 128;
