@@ -35,9 +35,15 @@ struct ScanTraits {
   static constexpr int kWarps = kGroups * kSplits;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kValueBlock = kWarpColumns * kGroups;
+  // Per multiprocessor. sm_120 has no shared memory for a third.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+  static constexpr int kMostBlocks = 2;
+#else
+  static constexpr int kMostBlocks = 3;
+#endif
   static constexpr int kBlocks = kKeyDim == 256                        ? 1
                                  : kKeyDim == 128 || sizeof(Type) == 4 ? 2
-                                                                       : 3;  // per multiprocessor
+                                                                       : kMostBlocks;
   static constexpr int kTokenTiles = kChunk / 8;
   static constexpr int kOwnTiles = kTokenTiles / kSplits;
 
