@@ -51,7 +51,7 @@ void set_garbage(PackedCall& call, Random& random, int trial) {
   call.set("cu_seqlens", offsets);
   if (trial % 3 == 2) {  // what int32 cannot hold
     std::vector<std::int64_t> wide(offsets.begin(), offsets.end());
-    for (std::int64_t& x : wide) x *= random.coin() ? 1 : (std::int64_t{1} << 32) + 1;
+    for (std::int64_t& x : wide) x *= random.coin() ? 1 : (std::int64_t{1} << 31) + 1;
     call.set_offsets(wide);
   } else {
     call.forward.cu_seqlens_dtype = LINATTN_INT32;

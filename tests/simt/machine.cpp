@@ -5,6 +5,7 @@
 // leaves to chance shows itself. A block in which no thread can go on is reported, not waited for.
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <memory>
@@ -18,6 +19,8 @@
 
 namespace simt {
 namespace {
+
+constexpr std::size_t kSharedAlignment = 128;
 
 using Actions = std::deque<std::function<void()>>;
 
@@ -69,7 +72,7 @@ struct Machine {
   std::vector<int> votes;
   bool falling = false;
   const std::function<void()>* body = nullptr;
-  std::unique_ptr<unsigned char[]> shared;
+  std::unique_ptr<unsigned char, decltype(&std::free)> shared{nullptr, &std::free};
 };
 
 Machine machine;
@@ -225,7 +228,8 @@ Barrier& barrier_at(const void* address) { return machine.objects[address]; }
 void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& body) {
   Machine& m = machine;
   m.body = &body;
-  m.shared.reset(new (std::align_val_t{1024}) unsigned char[shared_bytes]);
+  m.shared.reset(static_cast<unsigned char*>(std::aligned_alloc(
+      kSharedAlignment, (shared_bytes / kSharedAlignment + 1) * kSharedAlignment)));
   gridDim = grid;
   blockDim = block;
   for (unsigned z = 0; z < grid.z; ++z)
