@@ -121,6 +121,15 @@ TEST_F(Errors, RefusalsNameTheDevice) {
   EXPECT_NE(explain(wide, gpu().device()).find("key_dim is 513"), std::string::npos);
 }
 
+// A row whose grid spreads over the whole machine leaves such a problem to one that does not.
+TEST_F(Errors, ALimitOnMultiprocessorsIsKept) {
+  Problem limited = call_.problem();
+  EXPECT_EQ(ForwardPlan(limited, gpu().device()).implementation(), "portable.forward");
+  limited.sm_limit = 16;
+  EXPECT_EQ(ForwardPlan(limited, gpu().device()).implementation(), "cuda.recurrent");
+  EXPECT_NE(explain(limited, gpu().device()).find("sm_limit is 16"), std::string::npos);
+}
+
 // With one GPU this shows only that the current device stays; tests/python has the case of two.
 TEST_F(Errors, TheCurrentDeviceStays) {
   const auto device = [] {

@@ -85,6 +85,8 @@ struct Facts : PrepareFacts, ScanFacts {
 std::string refusal(const Problem& p, Device device) {
   if (std::string text = cuda::device_refusal(device); !text.empty()) return text;
   if (p.dtype == DType::kFloat32) return "dtype is fp32; compiled for bf16, fp16";
+  if (p.sm_limit > 0)
+    return "sm_limit is " + std::to_string(p.sm_limit) + "; this row takes all multiprocessors";
   if (p.key_dim > most_channels(p))
     return "key_dim is " + std::to_string(p.key_dim) + "; compiled for 1 to " +
            std::to_string(most_channels(p)) + " in " + to_string(p.dtype);
@@ -153,7 +155,6 @@ struct Cut {
     sequences = std::min(n.sequences, capacity);
     // Pieces whose summaries, of V and K columns, take all places at once. Splitting costs that
     // second pass: it must find at least three idle places for each busy one.
-    if (p.sm_limit > 0) multiprocessors = std::min<std::int64_t>(multiprocessors, p.sm_limit);
     const auto blocks_of = [&](std::int64_t columns) {
       return p.value_heads * ((columns + facts.value_block - 1) / facts.value_block);
     };
