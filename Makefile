@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. The work is in tools/*; every target may be repeated and then starts at once.
-# What `make simt` runs: everything takes half an hour on two cores.
-FILTER = Simt|BuildProbe|Instances.*_(serving|split|transition|strong|columns|tree)$$|Garbage|GraphReplay|Errors.(AL|An|The)|Causal|N0[5-8]
 .PHONY: help demo test lint cuda device device-test device-sanitize bench score wheel sanitize simt mutants clean
 
 help:
@@ -68,6 +66,9 @@ sanitize:
 	@tools/setup.sh build gtest
 	@tools/build.sh asan
 	@.venv/bin/python tools/run_tests.py --build build/asan --no-python
+
+# Everything takes half an hour on two cores.
+FILTER = Simt|BuildProbe|Instances.*_(serving|split|transition|strong|columns|tree)$$|Garbage|GraphReplay|Errors.(AL|An|The)|Causal|N0[5-8]
 
 ## make simt         the CUDA kernels compiled for the CPU, thread by thread, against the oracle: needs no GPU
 simt:

@@ -26,6 +26,7 @@ set(CMAKE_CUDA_ARCHITECTURES OFF)
 # The static runtime asks for the driver when it is first used, so one binary also loads where there is none.
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
+set(cuda_headers ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
@@ -35,17 +36,11 @@ set(CMAKE_CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/tools/keep_ptxas_log.sh $
 
 # linattn_cuda_objects(NAME FOLDER ARCHITECTURES): all of src/cuda/FOLDER, host files (register.cpp) included.
 function(linattn_cuda_objects name folder architectures)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/cuda/${folder}/*.cu src/cuda/${folder}/*.cpp)
-  if(NOT sources)
-    file(WRITE ${CMAKE_BINARY_DIR}/${name}_empty.cpp "")
-    set(sources ${CMAKE_BINARY_DIR}/${name}_empty.cpp)
-  endif()
+  linattn_objects(${name} src/cuda/${folder}/*.cu src/cuda/${folder}/*/*.cu src/cuda/${folder}/*.cpp)
   # "90" would add PTX of each architecture; only compute_80 is shipped as PTX.
   list(TRANSFORM architectures REPLACE "^([0-9]+[a-z]?)$" "\\1-real")
-  add_library(${name} OBJECT ${sources})
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
-  target_link_libraries(${name} PUBLIC linattn_flags)
-  target_include_directories(${name} SYSTEM PRIVATE ${cutlass}/include ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_include_directories(${name} SYSTEM PRIVATE ${cutlass}/include ${cuda_headers})
   target_compile_options(${name} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;--expt-relaxed-constexpr;-Xptxas=-v;--compiler-options=-Wall,-Wextra>")
   if(LINATTN_WERROR)

@@ -36,8 +36,7 @@ linattn_test(linattn_ops_tests tests/ops/*.cpp)
 if(LINATTN_CUDA OR LINATTN_SIMT)
   # The conformance driver once more: main.cpp of tests/device puts its tensors on the GPU.
   linattn_test(linattn_device_tests tests/device/*.cpp tests/ops/*.cpp)
-  target_include_directories(linattn_device_tests SYSTEM PRIVATE
-    ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} ${cuda_headers})
+  target_include_directories(linattn_device_tests SYSTEM PRIVATE ${cuda_headers})
   if(LINATTN_SIMT)
     target_sources(linattn_device_tests PRIVATE tests/simt/test_machine.cpp)
     linattn_simulated(tests/simt/test_machine.cpp)

@@ -24,12 +24,13 @@ constexpr std::size_t kSharedAlignment = 128;
 
 using Actions = std::deque<std::function<void()>>;
 
+void run_first(Actions& actions) {
+  const auto action = std::move(actions.front());
+  actions.pop_front();
+  action();
+}
 void run_all(Actions& actions) {
-  while (!actions.empty()) {
-    const auto action = std::move(actions.front());
-    actions.pop_front();
-    action();
-  }
+  while (!actions.empty()) run_first(actions);
 }
 
 struct Thread {
@@ -90,27 +91,23 @@ Thread& self() { return thread(machine.current); }
 
 // The next thread that can go on; -1: all have ended.
 int next() {
-  Machine& m = machine;
-  const int step = m.falling ? m.count - 1 : 1;
+  const int step = machine.falling ? machine.count - 1 : 1;
   for (;;) {
-    int at = m.current;
-    for (int i = 0; i < m.count; ++i) {
-      at = (at + step) % m.count;
+    int at = machine.current;
+    for (int i = 0; i < machine.count; ++i) {
+      at = (at + step) % machine.count;
       if (thread(at).can_go_on()) return at;
     }
-    if (m.live == 0) return -1;
-    if (m.actions.empty()) report_deadlock();
-    const auto action = std::move(m.actions.front());
-    m.actions.pop_front();
-    action();
+    if (machine.live == 0) return -1;
+    if (machine.actions.empty()) report_deadlock();
+    run_first(machine.actions);
   }
 }
 
 void change_from(Context& from) {
-  Machine& m = machine;
   const int to = next();
-  if (to < 0) return Context::change(from, m.main);
-  m.current = to;
+  if (to < 0) return Context::change(from, machine.main);
+  machine.current = to;
   threadIdx = self().index;
   if (&self().context != &from) Context::change(from, self().context);
 }
@@ -139,15 +136,14 @@ void run_threads() {
 const std::uint64_t kNothing = 0;
 
 void run_block(int threads, std::size_t shared_bytes) {
-  Machine& m = machine;
-  while (m.threads.size() < static_cast<std::size_t>(threads))
-    m.threads.push_back(std::make_unique<Thread>(run_threads));
-  m.count = m.live = threads;
-  m.warps.assign(static_cast<std::size_t>(threads + 31) / 32, Warp{});
-  m.votes.assign(static_cast<std::size_t>(threads), 0);
-  for (auto& barrier : m.barriers) barrier = {};
-  m.objects.clear();
-  std::memset(m.shared.get(), 0xff, shared_bytes);
+  while (machine.threads.size() < static_cast<std::size_t>(threads))
+    machine.threads.push_back(std::make_unique<Thread>(run_threads));
+  machine.count = machine.live = threads;
+  machine.warps.assign(static_cast<std::size_t>(threads + 31) / 32, Warp{});
+  machine.votes.assign(static_cast<std::size_t>(threads), 0);
+  for (auto& barrier : machine.barriers) barrier = {};
+  machine.objects.clear();
+  std::memset(machine.shared.get(), 0xff, shared_bytes);
   for (int i = 0; i < threads; ++i) {
     Thread& t = thread(i);
     t.index = {static_cast<unsigned>(i) % blockDim.x,
@@ -158,10 +154,10 @@ void run_block(int threads, std::size_t shared_bytes) {
     t.counter = &kNothing;
     t.value = t.meetings = 0;
   }
-  m.current = m.falling ? 0 : threads - 1;  // before the first one
-  change_from(m.main);
-  run_all(m.actions);
-  m.falling = !m.falling;
+  machine.current = machine.falling ? 0 : threads - 1;  // before the first one
+  change_from(machine.main);
+  run_all(machine.actions);
+  machine.falling = !machine.falling;
 }
 
 }  // namespace
@@ -185,16 +181,16 @@ void wait_for(const char* what, const std::uint64_t& counter, std::uint64_t valu
 }
 
 Meeting meet(const char* what, const void* mine, std::size_t bytes, Finish finish) {
-  Machine& m = machine;
-  if (m.count % 32 != 0) fail("%s: the block's last warp is not whole", what);
+  if (machine.count % 32 != 0) fail("%s: the block's last warp is not whole", what);
   Thread& me = self();
-  Warp& warp = m.warps[static_cast<std::size_t>(m.current / 32)];
+  Warp& warp = machine.warps[static_cast<std::size_t>(machine.current / 32)];
   const std::size_t slot = me.meetings++ % 2;
   if (warp.arrivals % 32 == 0)
     warp.what = what;
   else if (warp.what != what && std::strcmp(warp.what, what) != 0)
-    fail("lanes of warp %d meet at %s and at %s", m.current / 32, warp.what, what);
-  std::memcpy(warp.values[slot] + bytes * static_cast<std::size_t>(m.current % 32), mine, bytes);
+    fail("lanes of warp %d meet at %s and at %s", machine.current / 32, warp.what, what);
+  std::memcpy(warp.values[slot] + bytes * static_cast<std::size_t>(machine.current % 32), mine,
+              bytes);
   if (++warp.arrivals % 32 == 0 && finish != nullptr) finish(warp.values[slot], warp.out[slot]);
   wait_for(what, warp.arrivals, 32 * me.meetings);
   return {warp.values[slot], warp.out[slot]};
@@ -226,9 +222,8 @@ unsigned char* dynamic_shared() { return machine.shared.get(); }
 Barrier& barrier_at(const void* address) { return machine.objects[address]; }
 
 void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& body) {
-  Machine& m = machine;
-  m.body = &body;
-  m.shared.reset(static_cast<unsigned char*>(std::aligned_alloc(
+  machine.body = &body;
+  machine.shared.reset(static_cast<unsigned char*>(std::aligned_alloc(
       kSharedAlignment, (shared_bytes / kSharedAlignment + 1) * kSharedAlignment)));
   gridDim = grid;
   blockDim = block;

@@ -116,11 +116,6 @@ T __shfl_up_sync(unsigned mask, T x, int distance) {
   const T* all = simt::exchange("__shfl_up_sync", x);
   return all[simt::lane() < distance ? simt::lane() : simt::lane() - distance];
 }
-template <class T>
-T __shfl_sync(unsigned mask, T x, int from) {
-  full_warp(mask);
-  return simt::exchange("__shfl_sync", x)[from % 32];
-}
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   full_warp(mask);
   const int* all = simt::exchange("__ballot_sync", predicate);
@@ -129,9 +124,6 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return bits;
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) {
-  return __ballot_sync(mask, predicate) == 0xffffffffu;
-}
 inline int __reduce_max_sync(unsigned mask, int x) {
   full_warp(mask);
   const int* all = simt::exchange("__reduce_max_sync", x);

@@ -182,11 +182,12 @@ struct ForwardBuffers {
   ForwardBuffers(const Problem& p, const Facts& facts, const Cut& cut) {
     const std::int64_t bytes =
         cut.capacity * p.value_heads * static_cast<std::int64_t>(facts.stage_bytes);
-    for (auto& slot : stages)
-      slot = layout.book<std::byte>(cut.several_segments() || &slot == stages ? bytes : 0);
     const std::int64_t matrix = std::int64_t{p.value_heads} * p.key_dim;
-    if (cut.several_segments())
+    stages[0] = layout.book<std::byte>(bytes);
+    if (cut.several_segments()) {
+      stages[1] = layout.book<std::byte>(bytes);
       for (auto& slot : carried) slot = layout.book<float>(matrix * p.value_dim);
+    }
     if (cut.all_pieces < 2) return;
     state = layout.book<float>(cut.all_pieces * matrix * p.value_dim);
     transition = layout.book<float>(cut.all_pieces * matrix * p.key_dim);

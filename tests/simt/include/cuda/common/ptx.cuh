@@ -81,6 +81,13 @@ inline void finish_tf32(const void* values, void* out) {
   });
 }
 
+inline void mma(const char* what, simt::Finish finish, float (&d)[4], const std::uint32_t (&a)[4],
+                const std::uint32_t (&b)[2]) {
+  const Fragments mine{{d[0], d[1], d[2], d[3]}, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  const simt::Meeting meeting = simt::meet(what, &mine, sizeof mine, finish);
+  std::memcpy(d, static_cast<float (*)[4]>(meeting.out)[simt::lane()], sizeof d);
+}
+
 // Row `row` of matrix `matrix`, by the addresses that the lanes brought.
 inline const std::uint16_t* matrix_row(const void* const* rows, int matrix, int row) {
   const void* at = rows[8 * matrix + row];
@@ -105,15 +112,11 @@ void ldmatrix(const char* what, std::uint32_t (&r)[kCount], const void* row) {
 
 inline void mma_m16n8k16_bf16(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
                               std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
-  const detail::Fragments mine{{d[0], d[1], d[2], d[3]}, {a0, a1, a2, a3}, {b0, b1}};
-  const auto meeting = simt::meet("mma bf16", &mine, sizeof mine, detail::finish_bf16);
-  std::memcpy(d, static_cast<float (*)[4]>(meeting.out)[simt::lane()], sizeof d);
+  detail::mma("mma bf16", detail::finish_bf16, d, {a0, a1, a2, a3}, {b0, b1});
 }
 inline void mma_m16n8k8_tf32(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
                              std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
-  const detail::Fragments mine{{d[0], d[1], d[2], d[3]}, {a0, a1, a2, a3}, {b0, b1}};
-  const auto meeting = simt::meet("mma tf32", &mine, sizeof mine, detail::finish_tf32);
-  std::memcpy(d, static_cast<float (*)[4]>(meeting.out)[simt::lane()], sizeof d);
+  detail::mma("mma tf32", detail::finish_tf32, d, {a0, a1, a2, a3}, {b0, b1});
 }
 
 inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
