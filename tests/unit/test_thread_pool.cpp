@@ -103,10 +103,15 @@ TEST_F(ThreadPool, CallersFromManyThreads) {
 TEST_F(ThreadPool, AForkedChildHasItsOwn) {
   set_threads(3);
   EXPECT_EQ(sum_of(1000), 499500);
-  std::atomic<bool> done{false};
+  std::atomic<bool> begun{false}, done{false};
   std::thread other([&] {
-    while (!done) sum_of(50);  // so that a fork may find the pool in use
+    do {
+      sum_of(50);  // so that a fork may find the pool in use
+      begun = true;
+    } while (!done);
   });
+  // A thread that is still starting may hold locks of the address sanitizer's.
+  while (!begun) std::this_thread::yield();
   for (int i = 0; i < 20; ++i) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
