@@ -101,6 +101,14 @@ std::string refusal_of_call(const Implementation<Args>& row, const Problem& prob
   return row.refusal_of == nullptr ? std::string() : row.refusal_of(problem, args);
 }
 
+// Why the row is not asked first; a plan that is pinned to it asks it all the same.
+template <class Args>
+std::string yields_of_call(const Implementation<Args>& row, const Problem& problem,
+                           const Args& args, const std::string& pinned) {
+  return row.yields_of == nullptr || !pinned.empty() ? std::string()
+                                                     : row.yields_of(problem, args);
+}
+
 void check_workspace(Workspace workspace, std::size_t needed) {
   if (workspace.bytes < needed)
     throw_invalid("workspace.bytes is " + std::to_string(workspace.bytes) + "; expected at least " +
@@ -203,14 +211,20 @@ void linattn_plan::run(const Args& args, Workspace workspace, Stream stream) con
       throw_invalid("saved is absent; expected memory, since the problem has save_for_backward");
   }
   std::string reasons;
+  const Implementation<Args>* taker = nullptr;
   for (const auto* row : chosen->rows) {
     const std::string refusal = refusal_of_call(*row, problem, args);
     if (!refusal.empty()) {
       reasons += line(*row, refusal);
       continue;
     }
-    check_workspace(workspace, row_bytes(*row, problem, {args.tokens, args.sequences}));
-    row->run(problem, args, workspace, {device, stream});
+    const bool yields = !yields_of_call(*row, problem, args, pinned).empty();
+    if (taker == nullptr || !yields) taker = row;
+    if (!yields) break;
+  }
+  if (taker != nullptr) {
+    check_workspace(workspace, row_bytes(*taker, problem, {args.tokens, args.sequences}));
+    taker->run(problem, args, workspace, {device, stream});
     return;
   }
   throw Error(ErrorCode::kUnsupported, "linattn: no implementation takes this call:\n" + reasons);
@@ -225,6 +239,8 @@ std::string linattn_plan::explain(const Args& args) const {
     if (refusal.empty()) refusal = refusal_of_call(*row, problem, args);
     if (refusal.empty() && !pinned.empty() && pinned != row->name)
       refusal = "the plan is pinned to " + pinned;
+    const std::string yields = yields_of_call(*row, problem, args, pinned);
+    if (refusal.empty() && !yields.empty()) refusal = "yields to a later one: " + yields;
     text += line(*row, refusal);
   }
   return text;

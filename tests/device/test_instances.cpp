@@ -23,11 +23,12 @@ enum class Road {
   kTransition,  // the state transition; K below its padding, strided heads, a norm, logits
   kStrong,      // gates that no factor holds: the safe route; surplus rows
   kMany,        // more heads and chunks than a workspace of bounded size holds at once
+  kDecode,      // step: a token each, a pool in place with null slots and strides
   kColumns,     // step: accepted drafts, a state per token
   kTree,        // step: a draft tree
 };
 constexpr const char* kRoadNames[] = {"serving", "split",   "transition", "strong",
-                                      "many",    "columns", "tree"};
+                                      "many",    "decode", "columns",    "tree"};
 
 struct Instance {
   NamedOp op;
@@ -49,7 +50,7 @@ std::vector<Instance> every_instance() {
     for (const Road road : roads) all.push_back({op, dtype, key_dim, road});
   };
   const auto forward = {Road::kServing, Road::kSplit, Road::kTransition, Road::kStrong};
-  const auto step = {Road::kColumns, Road::kTree};
+  const auto step = {Road::kDecode, Road::kColumns, Road::kTree};
   std::vector<NamedOp> ops(kClassOps.begin(), kClassOps.end());
   ops.push_back({"gdn2", gdn2});  // the same class as kda, with strengths per channel
   for (const NamedOp& op : ops) {
@@ -75,7 +76,7 @@ std::vector<Instance> every_instance() {
 }
 
 Scenario scenario(const Instance& i) {
-  const bool step = i.road == Road::kColumns || i.road == Road::kTree;
+  const bool step = i.road >= Road::kDecode;
   const auto made = [&](std::vector<std::int64_t> lengths, std::int32_t heads,
                         std::int32_t value_heads, std::int32_t key_dim, std::int32_t value_dim) {
     return make(i.op.op, step ? Pass::kStep : Pass::kForward, std::move(lengths), heads,
@@ -119,11 +120,18 @@ Scenario scenario(const Instance& i) {
     case Road::kMany:
       s = made({500, 0, 1100}, 8, 8192 / i.key_dim, i.key_dim, 16);
       break;
+    case Road::kDecode:
+      s = made({1, 1, 1, 1, 1, 1, 1}, 1, 2, i.key_dim, 80);
+      s.options = kSlots | kInPlace | kHasInitial;
+      s.problem.gate_dtype = DType::kBFloat16;
+      s.problem.state_layout = StateLayout::kValueKey;
+      break;
     case Road::kColumns:
       s = made({4, 1, 5, 3}, 1, 2, i.key_dim, 48);
       s.options = kSlots | kAccepted | kColumns;
       s.problem.state_dtype = DType::kFloat16;
-      s.problem.state_layout = StateLayout::kValueKey;
+      s.problem.state_layout =
+          i.dtype == DType::kFloat32 ? StateLayout::kKeyValue : StateLayout::kValueKey;
       set(GateInput::kSoftplus, BetaInput::kLogit);
       break;
     case Road::kTree:

@@ -125,10 +125,11 @@ float* Call::output_floats(const std::string& name, std::int64_t count) {
 
 Call::PlacedState Call::place_state(const std::string& name, DType dtype, std::int64_t slots,
                                     std::int64_t rows, std::int64_t columns, bool transposed) {
-  const bool strided = s_.has(kSlots | kPadded);
+  // Pools of engines keep the alignment of rows; some rows want it.
+  const std::int64_t past = s_.has(kPadded) ? 7 : s_.has(kSlots) ? 8 : 0;
   PlacedState s{nullptr, dtype, s_.has(kUnaligned) ? 1 : 0, 0, 0, rows, columns, transposed};
-  s.head_stride = rows * columns + (strided ? 7 : 0);
-  s.slot_stride = s_.value_heads() * s.head_stride + (strided ? 11 : 0);
+  s.head_stride = rows * columns + past;
+  s.slot_stride = s_.value_heads() * s.head_stride + 3 * past;
   const std::int64_t elements = slots == 0
                                     ? 0
                                     : s.base + (slots - 1) * s.slot_stride +

@@ -134,6 +134,19 @@ std::string refusal_of(const Problem& p, const ForwardArgs& args) {
   return {};
 }
 
+// Of a few tokens, the states are most of the work, and chunks of 64 rows mostly padding. Of
+// lengths that only the device knows, the mean has to speak for all.
+constexpr std::int64_t kFewTokens = 16, kFewTokensInTheMean = 2;
+
+std::string yields_of(const Problem& p, const ForwardArgs& args) {
+  const bool packed = args.cu_seqlens != nullptr;
+  if (packed && p.batch_invariant) return {};  // the mean depends on the batch
+  const std::int64_t few = packed ? kFewTokensInTheMean : kFewTokens;
+  if (args.tokens > few * args.sequences) return {};
+  return std::to_string(args.tokens) + " tokens in " + std::to_string(args.sequences) +
+         " sequences are at most " + std::to_string(few) + " each, which go one by one";
+}
+
 // How the chunks of a call are cut: all that plan and run must agree on.
 struct Cut {
   std::int64_t numbers;     // of all chunks, see chunks.cuh
@@ -267,6 +280,7 @@ void run(const Problem& p, const ForwardArgs& args, Workspace workspace, Queue q
 const Implementation<ForwardArgs> kForward = {.name = "portable.forward",
                                               .refusal = refusal,
                                               .refusal_of = refusal_of,
+                                              .yields_of = yields_of,
                                               .workspace_bytes = workspace_bytes,
                                               .run = run};
 

@@ -11,6 +11,8 @@
 namespace linattn::cuda {
 
 inline constexpr std::int32_t kRecurrentMaxKeyDim = 512;
+inline constexpr std::int32_t kVectorMaxKeyDim = 256;
+inline constexpr std::int32_t kVector = 4;  // elements of a state that move together
 
 // What forward and step can ask together, so that one kernel serves both: each leaves the other's
 // fields at zero. Meanings and shapes as in c.h.
@@ -32,7 +34,11 @@ struct RecurrentArgs {
   const std::int32_t* parents = nullptr;
 };
 
-// The queue's device is current.
-void launch_recurrent(const Problem& problem, const RecurrentArgs& args, Queue queue);
+// The queue's device is current. value_key and key_value: of states in that layout whose rows,
+// strides and addresses are multiples of kVector elements; K at most kVectorMaxKeyDim; without
+// checkpoints and transitions.
+void launch_any_layout(const Problem& problem, const RecurrentArgs& args, Queue queue);
+void launch_value_key(const Problem& problem, const RecurrentArgs& args, Queue queue);
+void launch_key_value(const Problem& problem, const RecurrentArgs& args, Queue queue);
 
 }  // namespace linattn::cuda

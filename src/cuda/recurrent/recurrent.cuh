@@ -3,7 +3,7 @@
 // The recurrence as it is written. A block walks one sequence of one value head and holds all K
 // rows of a tile of the state's columns in registers, so no two blocks ever speak.
 //
-//   kLanes neighbouring lanes share two columns; each holds 16 keys of both      16 kLanes >= K
+//   load     asks for the tile of the initial state, which nothing waits for before `advance`
 //   stage    the block reads a group of tokens and leaves what they mean in shared memory
 //   advance  each warp walks the group without a barrier:
 //              S <- decay S;  a = S^T (b k), r = S^T q;  e = w v - a;  o = r + (q . k) e;  S += k e
@@ -22,6 +22,7 @@
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/recurrent/launch.h"
+#include "cuda/recurrent/tile.cuh"
 #include "recurrence/update.h"
 
 namespace linattn::cuda {
@@ -35,29 +36,6 @@ struct RecurrentParams {
   std::int64_t sequences;         // N, at least 1: the rows past the last offset are cleared by all
 };
 
-template <int kLanesPerColumn>
-struct RecurrentTile {
-  static constexpr int kLanes = kLanesPerColumn;
-  static constexpr int kThreads = 128;
-  // On a multiprocessor: 128 registers a thread, of which the code of sm_80 spills.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  static constexpr int kBlocks = 3;
-#else
-  static constexpr int kBlocks = 4;
-#endif
-  static constexpr int kWarps = kThreads / 32;
-  static constexpr int kKeysPerLane = 16;
-  static constexpr int kColumnsPerLane = 2;
-  static constexpr int kKeys = kLanes * kKeysPerLane;
-  static constexpr int kColumns = kThreads / kLanes * kColumnsPerLane;
-  static constexpr int kWarpColumns = kColumns / kWarps;
-  // Keys go in runs of four per lane, so that a lane reads 16 bytes and its neighbour the next 16.
-  static constexpr int kRunKeys = 4 * kLanes;
-  static constexpr int kRuns = kKeysPerLane / 4;
-  // One or two tokens for each warp to stage, and several blocks still share a multiprocessor.
-  static constexpr int kTokens = kKeys <= 128 ? 8 : 4;
-};
-
 template <class Tile>
 struct RecurrentStorage {
   alignas(16) float q[Tile::kTokens][Tile::kKeys];
@@ -68,7 +46,7 @@ struct RecurrentStorage {
   alignas(16) float v[Tile::kTokens][Tile::kColumns];
   alignas(16) float write[Tile::kTokens][Tile::kColumns];
   alignas(16) float out[Tile::kTokens][Tile::kColumns];
-  float transfer[Tile::kWarps][Tile::kWarpColumns][Tile::kRunKeys + 1];
+  typename Tile::Matrix::Storage matrix;
   Sequence sequence;  // here rather than in every thread's registers, as is the gate
   GateReader gate;
   Decay constant;              // of a gate that no token changes
@@ -83,96 +61,48 @@ struct RecurrentBlock {
   const Problem& p;
   const RecurrentArgs& a;
   RecurrentStorage<Tile>& smem;
-  float* saved_state;  // [kColumnsPerLane kKeysPerLane, kThreads], with parents only
   const Sequence& s;
   int head;
   int first_column;
   int columns;  // of the tile, at most kColumns
   bool transition;
-  float state[Tile::kColumnsPerLane][Tile::kKeysPerLane];
+  typename Tile::Registers state;
 
-  // ---- who holds what
-
-  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ __forceinline__ static int key(int i) {
-    return i / 4 * Tile::kRunKeys + lane() % Tile::kLanes * 4 + i % 4;
-  }
-  __device__ __forceinline__ static int column(int c) {
-    return static_cast<int>(threadIdx.x) / Tile::kLanes * Tile::kColumnsPerLane + c;
-  }
+  __device__ __forceinline__ static int warp() { return Tile::warp(); }
+  __device__ __forceinline__ static int lane() { return Tile::lane(); }
 
   // ---- states in memory
 
-  // Between registers and a matrix in memory, a run of keys at a time through shared memory: rows
-  // of memory are contiguous along keys or along columns, and a lane holds neither. A warp's
-  // columns are its own, so warps need not wait for each other.
-  template <bool kLoad>
-  __device__ __forceinline__ void transfer(const State& matrix, DType dtype, std::int64_t slot,
-                                           StateLayout layout) {
-    const std::int64_t base = matrix_offset(matrix, slot, head);
-    const bool key_value = layout == StateLayout::kKeyValue;
-    const std::int64_t width = transition ? p.key_dim : p.value_dim;
-    const int first = warp() * Tile::kWarpColumns;
-    auto& buffer = smem.transfer[warp()];  // [kWarpColumns][kRunKeys]
-#pragma unroll
-    for (int run = 0; run < Tile::kRuns; ++run) {
-      const auto exchange = [&] {
-#pragma unroll
-        for (int c = 0; c < Tile::kColumnsPerLane; ++c)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float& x = buffer[column(c) - first][lane() % Tile::kLanes * 4 + i];
-            if constexpr (kLoad)
-              state[c][4 * run + i] = x;
-            else
-              x = state[c][4 * run + i];
-          }
-        __syncwarp();
-      };
-      // Element x of the run, in the order of memory.
-      const auto place = [&](int x, int& c, int& i, std::int64_t& at) {
-        c = key_value ? x % Tile::kWarpColumns : x / Tile::kRunKeys;
-        i = key_value ? x / Tile::kWarpColumns : x % Tile::kRunKeys;
-        const int k = run * Tile::kRunKeys + i;
-        const std::int64_t v = first_column + first + c;
-        at = base + (key_value ? k * width + v : v * p.key_dim + k);
-        return k < p.key_dim && first + c < columns;
-      };
-      constexpr int kPerLane = Tile::kWarpColumns * Tile::kRunKeys / 32;
-      int c, i;
-      std::int64_t at;
-      if constexpr (kLoad) {
-        std::uint32_t raw[kPerLane];
-#pragma unroll
-        for (int j = 0; j < kPerLane; ++j)
-          raw[j] = place(lane() + 32 * j, c, i, at) ? load_raw(matrix.data, dtype, at) : 0;
-#pragma unroll
-        for (int j = 0; j < kPerLane; ++j) {
-          place(lane() + 32 * j, c, i, at);
-          buffer[c][i] = from_raw(raw[j], dtype);
-        }
-      } else {
-        exchange();
-#pragma unroll 2
-        for (int j = 0; j < kPerLane; ++j)
-          if (place(lane() + 32 * j, c, i, at)) store(matrix.data, dtype, at, buffer[c][i]);
-      }
-      __syncwarp();
-      if constexpr (kLoad) exchange();
-    }
+  __device__ __forceinline__ MatrixTile matrix(const State& of, DType dtype, StateLayout layout,
+                                               std::int64_t slot, int columns) const {
+    return {of.data,   dtype,
+            layout,    matrix_offset(of, slot, head),
+            p.key_dim, transition ? p.key_dim : p.value_dim,
+            first_column, columns};
   }
 
+  // Zeros if there is no initial state.
   __device__ __forceinline__ void load_initial() {
-    if (!transition && s.read_slot != kNullSlot) {
-      transfer<true>(a.initial_state, p.state_dtype, s.read_slot, p.state_layout);
-      return;
-    }
+    const bool exists = !transition && s.read_slot != kNullSlot;
+    Tile::Matrix::load(
+        matrix(a.initial_state, p.state_dtype, p.state_layout, s.read_slot, exists ? columns : 0),
+        smem.matrix, state);
+  }
+
+  __device__ __forceinline__ void settle_initial() {
+    Tile::Matrix::settle(p.state_dtype, state);
+    if (!transition) return;
 #pragma unroll
     for (int c = 0; c < Tile::kColumnsPerLane; ++c)
 #pragma unroll
       for (int i = 0; i < Tile::kKeysPerLane; ++i)
-        state[c][i] = transition && key(i) == first_column + column(c) ? 1.0f : 0.0f;
+        state[c][i] = Tile::key(i) == first_column + Tile::column(c) ? 1.0f : 0.0f;
+  }
+
+  __device__ __forceinline__ void store_state(const State& to, DType dtype, StateLayout layout,
+                                              std::int64_t slot) {
+    if (slot != kNullSlot)
+      Tile::Matrix::store(matrix(to, dtype, layout, slot, columns), smem.matrix, state);
   }
 
   // ---- outputs
@@ -187,31 +117,42 @@ struct RecurrentBlock {
   }
 
   // Rows past the last offset, shared out among the blocks of the same columns.
-  __device__ __forceinline__ void zero_surplus(std::int64_t n) const {
-    for (std::int64_t row = used_rows(a) + n; row < a.tokens; row += params.sequences)
+  __device__ __forceinline__ void zero_surplus() const {
+    for (std::int64_t row = used_rows(a) + s.index; row < a.tokens; row += params.sequences)
       for (int column = threadIdx.x; column < columns; column += Tile::kThreads)
         store_out(row * a.out.token_stride + head * a.out.head_stride, column, 0.0f);
   }
 
-  // ---- one token into shared memory, by one warp
+  // ---- one token into shared memory, by two warps: its vectors, and its decays
 
-  // Rows of 32 kBatch keys are on their way together; what a lane puts into shared memory it alone
-  // reads until the barrier.
-  __device__ __forceinline__ void stage(int i, std::int64_t t) {
-    constexpr int kPerLane = Tile::kKeys / 32, kBatch = kPerLane < 4 ? kPerLane : 4;
+  // A head's K numbers. Rows of 32 kBatch are on their way together; what a lane puts into shared
+  // memory it alone reads until the barrier.
+  static constexpr int kPerLane = Tile::kKeys / 32, kBatch = kPerLane < 4 ? kPerLane : 4;
+
+  __device__ __forceinline__ void fetch(float* row, const Tensor& x, DType dtype, std::int64_t t,
+                                        int of_head) const {
+    const std::int64_t offset = row_offset(a, x, s, t, of_head);
+#pragma unroll 1
+    for (int first = 0; first < Tile::kKeys; first += 32 * kBatch) {
+      std::uint32_t raw[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int key = first + lane() + 32 * j;
+        raw[j] = key < p.key_dim ? load_raw(x.data, dtype, offset + key) : 0;
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) row[first + lane() + 32 * j] = from_raw(raw[j], dtype);
+    }
+  }
+
+  __device__ __forceinline__ void stage_vectors(int i, std::int64_t t) {
     constexpr int kColumnsPerThread = (Tile::kColumns + 31) / 32;
     const bool apart = p.op.update == Update::kEraseWrite;
-    const bool per_channel = p.op.gate == Gate::kChannel;
     const int key_head = head / (p.value_heads / p.heads);
-    const std::int64_t q_at = row_offset(a, a.q, s, t, key_head);
-    const std::int64_t k_at = row_offset(a, a.k, s, t, key_head);
     const std::int64_t v_at = row_offset(a, a.v, s, t, head) + first_column;
-    const std::int64_t g_at = a.g.data == nullptr ? 0 : row_offset(a, a.g, s, t, head);
-    const std::int64_t erase_at = apart ? row_offset(a, a.erase, s, t, head) : 0;
     const std::int64_t write_at = apart ? row_offset(a, a.write, s, t, head) + first_column : 0;
 
-    std::uint32_t head_g = 0, beta_raw = 0, v[kColumnsPerThread], write[kColumnsPerThread];
-    if (p.op.gate == Gate::kHead) head_g = load_raw(a.g.data, p.gate_dtype, g_at);
+    std::uint32_t beta_raw = 0, v[kColumnsPerThread], write[kColumnsPerThread];
     if (a.beta.data != nullptr)
       beta_raw = load_raw(a.beta.data, p.beta_dtype, row_offset(a, a.beta, s, t, head));
 #pragma unroll
@@ -221,27 +162,9 @@ struct RecurrentBlock {
       v[j] = inside ? load_raw(a.v.data, p.dtype, v_at + column) : 0;
       write[j] = inside && apart ? load_raw(a.write.data, p.beta_dtype, write_at + column) : 0;
     }
-#pragma unroll 1
-    for (int first = 0; first < Tile::kKeys; first += 32 * kBatch) {
-      std::uint32_t q[kBatch], k[kBatch], g[kBatch], erase[kBatch];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int key = first + lane() + 32 * j;
-        const bool inside = key < p.key_dim;
-        q[j] = inside ? load_raw(a.q.data, p.dtype, q_at + key) : 0;
-        k[j] = inside ? load_raw(a.k.data, p.dtype, k_at + key) : 0;
-        g[j] = inside && per_channel ? load_raw(a.g.data, p.gate_dtype, g_at + key) : 0;
-        erase[j] = inside && apart ? load_raw(a.erase.data, p.beta_dtype, erase_at + key) : 0;
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int key = first + lane() + 32 * j;
-        smem.q[i][key] = from_raw(q[j], p.dtype);
-        smem.k[i][key] = from_raw(k[j], p.dtype);
-        smem.decay_high[i][key] = from_raw(g[j], p.gate_dtype);
-        smem.erase_key[i][key] = from_raw(erase[j], p.beta_dtype);
-      }
-    }
+    fetch(smem.q[i], a.q, p.dtype, t, key_head);
+    fetch(smem.k[i], a.k, p.dtype, t, key_head);
+    if (apart) fetch(smem.erase_key[i], a.erase, p.beta_dtype, t, head);
 
     float q_factor = 1, k_factor = 1;
     if (p.qk_l2norm) {
@@ -250,32 +173,19 @@ struct RecurrentBlock {
     }
     float beta = 1;
     if (a.beta.data != nullptr) beta = strength(p.beta_input, from_raw(beta_raw, p.beta_dtype));
-    Decay decay = smem.constant;
-    if (p.op.gate == Gate::kHead)
-      decay = Decay::of(smem.gate.log_decay(from_raw(head_g, p.gate_dtype), 0));
     float qk = 0;
-    bool forgets = false;
-    // Hardly unrolled: the activations are long, and nvcc 13.0 crashes on sixteen copies of them.
 #pragma unroll 2
-    for (int key = lane(); key < Tile::kKeys; key += 32) {
-      if (per_channel && key < p.key_dim)
-        decay = Decay::of(smem.gate.log_decay(smem.decay_high[i][key], key));
+    for (int j = 0; j < kPerLane; ++j) {
+      const int key = lane() + 32 * j;
       const float erase = apart ? strength(p.beta_input, smem.erase_key[i][key]) : beta;
       const float q = smem.q[i][key] * q_factor, k = smem.k[i][key] * k_factor;
       qk = fmaf(q, k, qk);
-      forgets = forgets || (decay.high == 0 && key < p.key_dim);
       smem.q[i][key] = q;
       smem.k[i][key] = k;
       smem.erase_key[i][key] = erase * k;
-      smem.decay_high[i][key] = decay.high;
-      smem.decay_low[i][key] = decay.low;
     }
     qk = warp_sum(qk);
-    forgets = __any_sync(0xffffffffu, forgets);
-    if (lane() == 0) {
-      smem.qk[i] = qk;
-      smem.forgets[i] = forgets;
-    }
+    if (lane() == 0) smem.qk[i] = qk;
 #pragma unroll
     for (int j = 0; j < kColumnsPerThread; ++j) {
       const int column = lane() + 32 * j;
@@ -284,6 +194,28 @@ struct RecurrentBlock {
       smem.write[i][column] =
           apart ? strength(p.beta_input, from_raw(write[j], p.beta_dtype)) : beta;
     }
+  }
+
+  __device__ __forceinline__ void stage_decays(int i, std::int64_t t) {
+    const bool per_channel = p.op.gate == Gate::kChannel;
+    Decay decay = smem.constant;
+    if (p.op.gate == Gate::kHead) {
+      const float g = load(a.g.data, p.gate_dtype, row_offset(a, a.g, s, t, head));
+      decay = Decay::of(smem.gate.log_decay(g, 0));
+    }
+    if (per_channel) fetch(smem.decay_high[i], a.g, p.gate_dtype, t, head);
+    bool forgets = false;
+    // Hardly unrolled: the activations are long, and nvcc 13.0 crashes on sixteen copies of them.
+#pragma unroll 2
+    for (int key = lane(); key < Tile::kKeys; key += 32) {
+      if (per_channel && key < p.key_dim)
+        decay = Decay::of(smem.gate.log_decay(smem.decay_high[i][key], key));
+      forgets = forgets || (decay.high == 0 && key < p.key_dim);
+      smem.decay_high[i][key] = decay.high;
+      smem.decay_low[i][key] = decay.low;
+    }
+    forgets = __any_sync(0xffffffffu, forgets);
+    if (lane() == 0) smem.forgets[i] = forgets;
   }
 
   // Asks for a later token's rows, so that staging it does not wait for device memory.
@@ -315,7 +247,7 @@ struct RecurrentBlock {
     if (smem.forgets[i]) {
 #pragma unroll
       for (int j = 0; j < Tile::kKeysPerLane; ++j)
-        if (smem.decay_high[i][key(j)] == 0)
+        if (smem.decay_high[i][Tile::key(j)] == 0)
 #pragma unroll
           for (int c = 0; c < kColumnsPerLane; ++c) state[c][j] = 0;
     }
@@ -351,7 +283,7 @@ struct RecurrentBlock {
     float e[kColumnsPerLane];
 #pragma unroll
     for (int c = 0; c < kColumnsPerLane; ++c) {
-      const int column = this->column(c);
+      const int column = Tile::column(c);
       const float v = smem.v[i][column];
       e[c] =
           p.op.update == Update::kAdd ? v : UpdateDelta::write(smem.write[i][column], v, erased[c]);
@@ -374,7 +306,7 @@ struct RecurrentBlock {
 
   // ---- checkpoints: entries next .. last of this sequence are still to come
 
-  std::int64_t next_checkpoint, last_checkpoint, next_position;
+  std::int32_t next_checkpoint, last_checkpoint, next_position;
 
   __device__ __forceinline__ void seek_checkpoint(std::int64_t position) {
     while (next_checkpoint < last_checkpoint && a.checkpoint_positions[next_checkpoint] < position)
@@ -386,8 +318,8 @@ struct RecurrentBlock {
   __device__ __forceinline__ void begin_checkpoints() {
     next_checkpoint = last_checkpoint = 0;
     next_position = -1;
-    if (a.checkpoints.data == nullptr || transition) return;
-    const std::int64_t count = a.checkpoint_offsets[a.sequences];
+    if (!Tile::kForward || a.checkpoints.data == nullptr || transition) return;
+    const std::int32_t count = a.checkpoint_offsets[a.sequences];
     next_checkpoint = a.checkpoint_offsets[s.index];
     last_checkpoint = a.checkpoint_offsets[s.index + 1];
     if (next_checkpoint < 0) next_checkpoint = 0;
@@ -417,7 +349,9 @@ struct RecurrentBlock {
     return t;
   }
 
+  // Kept in the launch's shared memory, [kColumnsPerLane kKeysPerLane, kThreads].
   __device__ __forceinline__ void keep_initial(bool restore) {
+    auto* saved_state = ptx::dynamic_shared<float>();
 #pragma unroll
     for (int c = 0; c < Tile::kColumnsPerLane; ++c)
 #pragma unroll
@@ -430,42 +364,57 @@ struct RecurrentBlock {
       }
   }
 
-  // Advances by `steps` tokens. A chain: tokens 0, 1, ..., each of which is output. A tree: the
+  // A path of `steps` tokens. A chain: tokens 0, 1, ..., each of which is output. A tree: the
   // ancestors of `leaf` that follow the state in the registers, then leaf, which alone is output.
-  __device__ __forceinline__ void walk(std::int64_t steps, std::int64_t leaf) {
-    const bool tree = leaf >= 0;
-    for (std::int64_t first = 0; first < steps; first += Tile::kTokens) {
-      const int count =
-          static_cast<int>(min(static_cast<std::int64_t>(Tile::kTokens), steps - first));
-      for (int i = warp(); i < count; i += Tile::kWarps) {
-        stage(i, tree ? ancestor(leaf, steps - 1 - first - i) : first + i);
-        if (!tree && first + i + Tile::kTokens < steps) prefetch(first + i + Tile::kTokens);
+  struct Path {
+    std::int64_t steps, leaf;  // leaf -1: a chain
+
+    __device__ __forceinline__ int group(std::int64_t first) const {
+      return static_cast<int>(min(static_cast<std::int64_t>(Tile::kTokens), steps - first));
+    }
+  };
+
+  __device__ __forceinline__ std::int64_t token(const Path& path, std::int64_t i) const {
+    return path.leaf < 0 ? i : ancestor(path.leaf, path.steps - 1 - i);
+  }
+
+  __device__ __forceinline__ void stage(const Path& path, std::int64_t first) {
+    const int count = path.group(first);
+    for (int task = warp(); task < 2 * count; task += Tile::kWarps) {
+      const std::int64_t t = token(path, first + task / 2);
+      if (task % 2 == 0) {
+        stage_vectors(task / 2, t);
+        if (path.leaf < 0 && t + Tile::kTokens < path.steps) prefetch(t + Tile::kTokens);
+      } else {
+        stage_decays(task / 2, t);
       }
-      __syncthreads();
-      for (int i = 0; i < count; ++i) {
-        advance(i);
-        // Checkpoints are a forward's, columns a step's: one place stores either.
-        std::int64_t slot = kNullSlot;
-        if (a.write_slot_stride > 0) {
-          if (!tree || first + i == steps - 1)
-            slot = token_write_slot(a, s.index, tree ? leaf : first + i);
-        } else if (next_position >= 0) {
-          slot = checkpoint_slot(first + i + 1);
-        }
-        if (slot != kNullSlot)
-          transfer<false>(a.write_slot_stride > 0 ? a.final_state : a.checkpoints,
-                          a.write_slot_stride > 0 ? p.state_dtype : p.checkpoint_dtype, slot,
-                          p.state_layout);
-      }
-      __syncthreads();
-      if (transition) continue;
-      const bool last = first + count == steps;
-      for (int x = threadIdx.x; x < count * Tile::kColumns; x += Tile::kThreads) {
-        const int i = x / Tile::kColumns, column = x % Tile::kColumns;
-        if (column >= columns || (tree && !(last && i == count - 1))) continue;
-        store_out(row_offset(a, a.out, s, tree ? leaf : first + i, head), column,
-                  smem.out[i][column]);
-      }
+    }
+    __syncthreads();
+  }
+
+  // The staged group of a path.
+  __device__ __forceinline__ void advance(const Path& path, std::int64_t first) {
+    const bool tree = path.leaf >= 0;
+    const int count = path.group(first);
+    for (int i = 0; i < count; ++i) {
+      advance(i);
+      // Checkpoints are a forward's, columns a step's: one place stores either.
+      const bool by_token = a.write_slot_stride > 0;
+      std::int64_t slot = kNullSlot;
+      if (!by_token)
+        slot = checkpoint_slot(first + i + 1);
+      else if (!tree || first + i == path.steps - 1)
+        slot = token_write_slot(a, s.index, token(path, first + i));
+      store_state(by_token ? a.final_state : a.checkpoints,
+                  by_token ? p.state_dtype : p.checkpoint_dtype, p.state_layout, slot);
+    }
+    __syncthreads();
+    if (transition) return;
+    const bool last = first + count == path.steps;
+    for (int x = threadIdx.x; x < count * Tile::kColumns; x += Tile::kThreads) {
+      const int i = x / Tile::kColumns, column = x % Tile::kColumns;
+      if (column >= columns || (tree && !(last && i == count - 1))) continue;
+      store_out(row_offset(a, a.out, s, token(path, first + i), head), column, smem.out[i][column]);
     }
   }
 
@@ -474,29 +423,36 @@ struct RecurrentBlock {
       zero_out(s.length);
       return;
     }
+    const std::int64_t length = s.pad ? 0 : s.length;
+    const bool tree = a.parents != nullptr && length > 0;
+    Path path{tree ? 1 : length, tree ? 0 : -1};
     load_initial();
-    if (!s.pad) {
-      begin_checkpoints();
-      const std::int64_t slot = checkpoint_slot(0);
-      if (slot != kNullSlot)
-        transfer<false>(a.checkpoints, p.checkpoint_dtype, slot, p.state_layout);
-      const bool tree = a.parents != nullptr;
-      if (tree) keep_initial(false);
-      const std::int64_t walks = tree ? s.length : 1;
-      for (std::int64_t t = 0; t < walks; ++t) {
-        std::int64_t steps = tree ? 1 : s.length;
-        if (tree && parent(t) != t - 1) {
-          keep_initial(true);
-          for (std::int64_t x = t; (x = parent(x)) >= 0;) ++steps;
+    bool initial = true;
+    while (true) {
+      std::int64_t first = 0;
+      do {
+        stage(path, first);
+        if (initial) {
+          initial = false;
+          settle_initial();
+          begin_checkpoints();
+          store_state(a.checkpoints, p.checkpoint_dtype, p.state_layout, checkpoint_slot(0));
+          if (tree) keep_initial(false);
         }
-        walk(steps, tree ? t : -1);
+        advance(path, first);
+        first += Tile::kTokens;
+      } while (first < path.steps);
+      if (!tree || ++path.leaf == length) break;
+      path.steps = 1;
+      if (parent(path.leaf) != path.leaf - 1) {
+        keep_initial(true);
+        for (std::int64_t x = path.leaf; (x = parent(x)) >= 0;) ++path.steps;
       }
     }
-    const std::int64_t slot = transition ? s.index : s.write_slot;
-    if (slot != kNullSlot)
-      transfer<false>(transition ? a.transition : a.final_state,
-                      transition ? DType::kFloat32 : p.state_dtype, slot,
-                      transition ? StateLayout::kKeyValue : p.state_layout);
+    if (transition)
+      store_state(a.transition, DType::kFloat32, StateLayout::kKeyValue, s.index);
+    else
+      store_state(a.final_state, p.state_dtype, p.state_layout, s.write_slot);
   }
 };
 
@@ -504,34 +460,33 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     recurrent_kernel(const __grid_constant__ RecurrentParams params) {
   __shared__ RecurrentStorage<Tile> smem;
-  auto* saved_state = ptx::dynamic_shared<float>();
   const Problem& p = params.problem;
   const RecurrentArgs& a = params.args;
   const std::int64_t tiles = params.value_tiles + params.transition_tiles;
-  const std::int64_t units = tiles * p.value_heads * params.sequences;
-  for (std::int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+  for (std::int64_t unit = blockIdx.x;; unit += gridDim.x) {
     int tile = static_cast<int>(unit % tiles);
     const std::int64_t n = unit / tiles / p.value_heads;
-    const bool transition = tile >= params.value_tiles;
+    if (n >= params.sequences) return;
+    const bool transition = Tile::kForward && tile >= params.value_tiles;
     if (transition) tile -= params.value_tiles;
-    RecurrentBlock<Tile> block{params, p, a, smem, saved_state, smem.sequence};
+    RecurrentBlock<Tile> block{params, p, a, smem, smem.sequence};
     block.head = static_cast<int>(unit / tiles % p.value_heads);
     block.transition = transition;
     block.first_column = tile * Tile::kColumns;
     block.columns =
         min(Tile::kColumns, (transition ? p.key_dim : p.value_dim) - block.first_column);
-    if (!transition) block.zero_surplus(n);
-    if (n < a.sequences) {
-      if (threadIdx.x == 0) {
-        smem.sequence = sequence_of(a, n);
-        smem.gate = GateReader::of(p, a, block.head);
-        smem.constant =
-            p.op.gate == Gate::kHeadConstant ? constant_decay(p, a, block.head) : Decay{1.0f, 0.0f};
-      }
-      __syncthreads();
-      block.run();
-      __syncthreads();  // the next unit writes to shared memory that a warp may still be reading
-    }
+    // Each by a warp of its own, so that they wait for memory together. Without sequences there are
+    // rows to clear all the same.
+    if (threadIdx.x == 0)
+      smem.sequence = n < a.sequences ? sequence_of(a, n) : Sequence{n, 0, 0, 0, kNullSlot, kNullSlot, true};
+    if (threadIdx.x == 32) smem.gate = GateReader::of(p, a, block.head);
+    if (threadIdx.x == 64)
+      smem.constant =
+          p.op.gate == Gate::kHeadConstant ? constant_decay(p, a, block.head) : Decay{1.0f, 0.0f};
+    __syncthreads();
+    block.run();
+    if (!transition) block.zero_surplus();
+    __syncthreads();  // the next unit writes to shared memory that a warp may still be reading
   }
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#pragma once
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -8,7 +10,6 @@
 #include "cuda/recurrent/recurrent.cuh"
 
 namespace linattn::cuda {
-namespace {
 
 template <class Tile>
 void launch_tile(const Problem& problem, const RecurrentArgs& args, Queue queue) {
@@ -21,7 +22,8 @@ void launch_tile(const Problem& problem, const RecurrentArgs& args, Queue queue)
                          args.scale, tiles(problem.value_dim),
                          0,          std::max<std::int64_t>(args.sequences, 1)};
   if (params.scale == 0) params.scale = 1 / std::sqrt(static_cast<float>(problem.key_dim));
-  if (args.transition.data != nullptr) params.transition_tiles = tiles(problem.key_dim);
+  if (args.transition.data != nullptr && args.sequences > 0)
+    params.transition_tiles = tiles(problem.key_dim);
   std::int64_t blocks = static_cast<std::int64_t>(params.value_tiles + params.transition_tiles) *
                         problem.value_heads * params.sequences;
   // A block stays on its multiprocessor: no more blocks than the limit occupy no more of them.
@@ -35,19 +37,17 @@ void launch_tile(const Problem& problem, const RecurrentArgs& args, Queue queue)
          queue.stream, params);
 }
 
-}  // namespace
-
-void launch_recurrent(const Problem& problem, const RecurrentArgs& args, Queue queue) {
-  if (args.tokens == 0 && args.sequences == 0) return;
-  if (problem.key_dim <= 64) {
-    launch_tile<RecurrentTile<4>>(problem, args, queue);
-  } else if (problem.key_dim <= 128) {
-    launch_tile<RecurrentTile<8>>(problem, args, queue);
-  } else if (problem.key_dim <= 256) {
-    launch_tile<RecurrentTile<16>>(problem, args, queue);
-  } else {
-    launch_tile<RecurrentTile<32>>(problem, args, queue);
-  }
+// K is at most kVectorMaxKeyDim.
+template <StateLayout kLayout>
+void launch_vectors(const Problem& problem, const RecurrentArgs& args, Queue queue) {
+  with_mapping<kLayout>(problem.key_dim, [&]<class M>(M) {
+    if constexpr (M::kKeys <= kVectorMaxKeyDim) {
+      if (problem.state_dtype == DType::kFloat32)
+        launch_tile<VectorTile<M, kLayout, 4>>(problem, args, queue);
+      else
+        launch_tile<VectorTile<M, kLayout, 2>>(problem, args, queue);
+    }
+  });
 }
 
 }  // namespace linattn::cuda
