@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "arguments.h"
 #include "inputs.h"
@@ -123,10 +124,111 @@ void backward(const TVMFFIAny* packed, std::int32_t count) {
   run(*backward_plan(in.problem, r.device(), in.implementation, forward_implementation), a, in);
 }
 
+// counts and picks of a step.
+void chosen(linattn::StepArgs& a, const Array& counts, const Array& picks, std::int64_t sequences) {
+  counts.expect_shape({sequences}, "[N]");
+  if (picks && picks.dims != 2) picks.expect_shape({sequences, 1}, "[N, columns]");
+  if (picks) picks.expect_shape({sequences, picks.shape[1]}, "[N, columns]");
+  for (const Array* ids : {&counts, &picks}) {
+    ids->expect_dtype(DType::kInt32);
+    ids->expect_contiguous();
+  }
+  a.counts = static_cast<const std::int32_t*>(counts.data);
+  a.picks = static_cast<const std::int32_t*>(picks.data);
+  if (picks) a.picks_stride = picks.shape[1];
+}
+
+// A step of the additive op over a replay record, or one in each of many layers.
+void commit(const TVMFFIAny* packed, std::int32_t count) {
+  Reader r(packed, count, 15);
+  linattn::Problem draft = read_problem(r);
+  const Array replay = r.array("replay"), pool = r.array("pool"), counts = r.array("counts"),
+              read_slots = r.array("read_slots"), write_slots = r.array("write_slots"),
+              has_initial_state = r.array("has_initial_state"), picks = r.array("picks"),
+              cu_seqlens = r.array("cu_seqlens"), pools = r.array("pools");
+  draft.heads = static_cast<std::int32_t>(r.integer());
+  const auto first_slot = static_cast<std::int32_t>(r.integer());
+  draft.sm_limit = static_cast<std::int32_t>(r.integer());
+  const std::string implementation = r.text();
+  const ffi::Optional<ffi::Function> allocate = r.function();
+
+  for (const Array* a : {&replay, &pool, &counts})
+    if (!*a) invalid(std::string(a->name) + " is absent; expected a tensor");
+  if (draft.state_layout == linattn::StateLayout::kUnset)
+    invalid("state_layout is unset; expected key_value ([K, V]) or value_key ([V, K])");
+  const bool key_first = draft.state_layout == linattn::StateLayout::kKeyValue;
+  if (pool.dims != 4)
+    invalid("pool has shape " + pool.shape_text() + "; expected [slots, HV, " +
+            (key_first ? "K, V]" : "V, K]"));
+  pool.expect_last_axis_dense();
+  if (pool.size() != 0 && pool.shape[2] > 1 && pool.stride[2] != pool.shape[3])
+    invalid("pool has stride " + std::to_string(pool.stride[2]) + " on its third axis; expected " +
+            std::to_string(pool.shape[3]) + ": one head's matrix is dense");
+  draft.value_heads = static_cast<std::int32_t>(pool.shape[1]);
+  draft.key_dim = static_cast<std::int32_t>(pool.shape[key_first ? 2 : 3]);
+  draft.value_dim = static_cast<std::int32_t>(pool.shape[key_first ? 3 : 2]);
+  draft.state_dtype = pool.expect_float();
+  if (counts.dims != 1) invalid("counts has shape " + counts.shape_text() + "; expected [N]");
+  const std::int64_t sequences = counts.shape[0];
+
+  const std::int64_t elements = linattn::replay_elements(draft, 1);
+  const bool layered = static_cast<bool>(pools);
+  replay.expect_dtype(DType::kFloat32);
+  replay.expect_last_axis_dense();
+  if (replay.dims != (layered ? 2 : 1) || replay.shape[replay.dims - 1] % elements != 0)
+    invalid("replay has shape " + replay.shape_text() + "; expected " +
+            (layered ? "[layers, " : "[") + "a multiple of " + std::to_string(elements) +
+            "], the elements of a token's record");
+  const std::int64_t tokens = replay.shape[replay.dims - 1] / elements;
+
+  linattn::Problem problem = linattn::commit_problem(draft);
+  problem.max_tokens = bucket(tokens);
+  problem.max_sequences = bucket(sequences);
+  linattn::StepArgs a =
+      linattn::commit_args(draft, static_cast<const float*>(replay.data), tokens, sequences);
+  a.first_slot = first_slot;
+  if (cu_seqlens) {
+    cu_seqlens.expect_shape({sequences + 1}, "[N + 1]");
+    cu_seqlens.expect_contiguous();
+    const DType dtype = dtype_of(cu_seqlens.type);
+    if (dtype != DType::kInt32 && dtype != DType::kInt64)
+      invalid("cu_seqlens is " + text_of(cu_seqlens.type) + "; expected int32 or int64");
+    a.cu_seqlens = cu_seqlens.data;
+    a.cu_seqlens_dtype = static_cast<std::int32_t>(dtype);
+  }
+  a.initial_state = a.final_state = {pool.data, pool.shape[0], pool.stride[0], pool.stride[1]};
+  for (const auto& [ids, to] :
+       {std::pair{&read_slots, &a.read_slots}, std::pair{&write_slots, &a.write_slots}}) {
+    ids->expect_shape({sequences}, "[N]");
+    ids->expect_dtype(DType::kInt32);
+    ids->expect_contiguous();
+    *to = static_cast<const std::int32_t*>(ids->data);
+  }
+  if (has_initial_state) {
+    has_initial_state.expect_shape({sequences}, "[N]");
+    has_initial_state.expect_contiguous();
+    if (has_initial_state.type.bits != 8)
+      invalid("has_initial_state is " + text_of(has_initial_state.type) +
+              "; expected bool or uint8");
+    a.has_initial_state = static_cast<const std::uint8_t*>(has_initial_state.data);
+  }
+  chosen(a, counts, picks, sequences);
+  if (layered) {
+    pools.expect_shape({replay.shape[0]}, "[layers]");
+    pools.expect_dtype(DType::kInt64, ", addresses");
+    pools.expect_contiguous();
+    a.layers = replay.shape[0];
+    a.layer_stride = replay.stride[0];
+    a.pools = static_cast<void* const*>(pools.data);
+  }
+  run(*plan<linattn::StepArgs>(problem, r.device(), implementation), a, allocate, r.dl_device());
+}
+
 void step(const TVMFFIAny* packed, std::int32_t count) {
-  Reader r(packed, count, Inputs::kCount + 2);
+  Reader r(packed, count, Inputs::kCount + 5);
   Inputs in(r, "out", "final_state");
-  const Array accepted = r.array("accepted"), parents = r.array("parents");
+  const Array accepted = r.array("accepted"), parents = r.array("parents"),
+              replay = r.array("replay"), counts = r.array("counts"), picks = r.array("picks");
   in.finish();
   linattn::StepArgs a = in.args<linattn::StepArgs>();
   outputs(in, a);
@@ -137,6 +239,12 @@ void step(const TVMFFIAny* packed, std::int32_t count) {
   parents.expect_dtype(DType::kInt32);
   parents.expect_contiguous();
   a.parents = static_cast<const std::int32_t*>(parents.data);
+  replay.expect_shape({linattn::replay_elements(in.problem, a.tokens)},
+                      "what a record of so many tokens holds");
+  replay.expect_dtype(DType::kFloat32);
+  replay.expect_contiguous();
+  a.replay = static_cast<float*>(replay.data);
+  chosen(a, counts, picks, in.sequences);
   run(*plan<linattn::StepArgs>(in.problem, r.device(), in.implementation), a, in);
 }
 
@@ -202,6 +310,11 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_backward(void*, const TVMFFIAny* args, std::int
 TVM_FFI_DLL_EXPORT int __tvm_ffi_step(void*, const TVMFFIAny* args, std::int32_t count,
                                       TVMFFIAny* result) {
   return guarded(any(result), [&] { return step(args, count), ffi::Any(); });
+}
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_commit(void*, const TVMFFIAny* args, std::int32_t count,
+                                        TVMFFIAny* result) {
+  return guarded(any(result), [&] { return commit(args, count), ffi::Any(); });
 }
 
 // (problem, pass) -> a line per implementation

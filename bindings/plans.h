@@ -114,14 +114,15 @@ inline std::shared_ptr<const linattn::BackwardPlan> backward_plan(
 // the one that the framework registered with tvm-ffi.
 class Scratch {
  public:
-  Scratch(std::size_t bytes, const Inputs& in) : bytes_(bytes) {
+  Scratch(std::size_t bytes, const ffi::Optional<ffi::Function>& allocate, DLDevice device)
+      : bytes_(bytes) {
     if (bytes == 0) return;
     const auto padded = static_cast<std::int64_t>(bytes + kAlignment);
-    if (in.allocate.has_value()) {
-      tensor_ = (*in.allocate)(padded).cast<ffi::Tensor>();
+    if (allocate.has_value()) {
+      tensor_ = (*allocate)(padded).cast<ffi::Tensor>();
     } else {
       tensor_ = ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::ShapeView(&padded, 1),
-                                          DLDataType{kDLUInt, 8, 1}, in.reader.dl_device());
+                                          DLDataType{kDLUInt, 8, 1}, device);
     }
     data_ = static_cast<char*>(tensor_.data_ptr()) + tensor_.byte_offset();
     const auto address = reinterpret_cast<std::uintptr_t>(data_);
@@ -142,7 +143,9 @@ class Scratch {
 class Saved {
  public:
   Saved(const Array& saved, std::size_t bytes, const Inputs& in, bool read)
-      : saved_(saved), bytes_(bytes), copy_(must_copy(saved, bytes, in) ? bytes : 0, in) {
+      : saved_(saved),
+        bytes_(bytes),
+        copy_(must_copy(saved, bytes, in) ? bytes : 0, in.allocate, in.reader.dl_device()) {
     if (copy_.data() != nullptr && read) std::memcpy(copy_.data(), saved.data, bytes);
   }
   void* data() const {
@@ -173,9 +176,14 @@ inline linattn::Stream stream_of(DLDevice device) {
 }
 
 template <class Args>
+inline void run(const linattn::Plan<Args>& plan, const Args& args,
+                const ffi::Optional<ffi::Function>& allocate, DLDevice device) {
+  const Scratch scratch(plan.workspace_bytes(args.tokens, args.sequences), allocate, device);
+  plan.run(args, scratch.workspace(), stream_of(device));
+}
+template <class Args>
 inline void run(const linattn::Plan<Args>& plan, const Args& args, const Inputs& in) {
-  const Scratch scratch(plan.workspace_bytes(args.tokens, args.sequences), in);
-  plan.run(args, scratch.workspace(), stream_of(in.reader.dl_device()));
+  run(plan, args, in.allocate, in.reader.dl_device());
 }
 
 }  // namespace linattn_ffi

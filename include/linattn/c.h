@@ -240,6 +240,24 @@ typedef struct linattn_step_args {
   // [T] draft tree: the token in the same sequence whose state a token continues, -1: the initial
   // state; a parent comes before its children. null: a chain.
   const int32_t* parents LINATTN_DEFAULT(nullptr);
+  // A record of the call, fp32, dense: the keys as they were used, [T, H, K]; behind them what each
+  // token wrote along its key, [T, HV, V]; then the log decays, [T, HV, K] or [T, HV] by the gate
+  // (none without one). They are k, v and g of a step of op {gate, ADD} that goes the same way: a
+  // commit (linattn_commit_problem). Such a step has neither q nor out, which may be absent
+  // together.
+  float* replay LINATTN_DEFAULT(nullptr);
+  // Of sequence n only the first counts[n] tokens are taken, 0 .. its length (clamped); the output
+  // rows of the others are zero, and nothing is recorded of them. null: all.
+  const int32_t* counts LINATTN_DEFAULT(nullptr);  // [N]
+  // The i-th of them is token picks[n, i] of the sequence: the accepted path of a tree. null: i.
+  const int32_t* picks LINATTN_DEFAULT(nullptr);  // [N, picks_stride]
+  int64_t picks_stride LINATTN_DEFAULT(0);
+  // Commits of many layers in one call: layer l reads k, v and g at l layer_stride elements further
+  // on, and its states are in pools[l], which is like initial_state and final_state, and as well
+  // aligned.
+  int64_t layers LINATTN_DEFAULT(0);  // 0: one, without pools
+  int64_t layer_stride LINATTN_DEFAULT(0);
+  void* const* pools LINATTN_DEFAULT(nullptr);  // [layers]
 } linattn_step_args;
 
 // ---- functions ----
@@ -290,6 +308,10 @@ LINATTN_API linattn_status linattn_explain(const linattn_problem* problem, linat
 // why not the others.
 LINATTN_API linattn_status linattn_plan_explain(const linattn_plan* plan, const void* args,
                                                 const char** text);
+
+// The problem of the steps that commit what the replay records of another problem's steps hold.
+LINATTN_API linattn_status linattn_commit_problem(const linattn_problem* problem,
+                                                  linattn_problem* commit);
 
 // Names of a pass's implementations, best first; null past the end.
 LINATTN_API const char* linattn_implementation_name(int32_t pass, int32_t index);

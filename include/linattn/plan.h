@@ -74,6 +74,53 @@ constexpr Pass pass_of() {
   return Pass::kStep;
 }
 
+}  // namespace detail
+
+// ---- replay records: docs/layouts.md
+
+// The problem of the steps that commit what the records of a problem's steps hold.
+inline Problem commit_problem(Problem problem) {
+  if (problem.op.gate == Gate::kHeadConstant) problem.op.gate = Gate::kHead;
+  problem.op.update = Update::kAdd;
+  problem.dtype = DType::kFloat32;
+  if (problem.op.gate != Gate::kNone) problem.gate_input = GateInput::kLogDecay;
+  problem.gate_dtype = DType::kFloat32;
+  problem.beta_input = BetaInput::kUnset;
+  problem.qk_l2norm = false;
+  return problem;
+}
+
+// Elements of a record of so many tokens.
+inline std::int64_t replay_elements(const Problem& problem, std::int64_t tokens) {
+  const std::int64_t value_heads = problem.value_heads == 0 ? problem.heads : problem.value_heads;
+  const std::int64_t gate = problem.op.gate == Gate::kNone      ? 0
+                            : problem.op.gate == Gate::kChannel ? problem.key_dim
+                                                                : 1;
+  return tokens *
+         (std::int64_t{problem.heads} * problem.key_dim + value_heads * (problem.value_dim + gate));
+}
+
+// A record as the inputs of a commit's step, of sequences of one length unless cu_seqlens is set
+// later, as slots and states are.
+inline StepArgs commit_args(const Problem& problem, const float* replay, std::int64_t tokens,
+                            std::int64_t sequences) {
+  const std::int64_t value_heads = problem.value_heads == 0 ? problem.heads : problem.value_heads;
+  const std::int64_t gate_dim = problem.op.gate == Gate::kChannel ? problem.key_dim : 1;
+  const std::int64_t length = sequences == 0 ? 0 : tokens / sequences;
+  const float* v = replay + tokens * problem.heads * problem.key_dim;
+  StepArgs args;
+  args.tokens = tokens;
+  args.sequences = sequences;
+  args.k = contiguous(replay, problem.heads, problem.key_dim, length);
+  args.v = contiguous(v, value_heads, problem.value_dim, length);
+  if (problem.op.gate != Gate::kNone)
+    args.g =
+        contiguous(v + tokens * value_heads * problem.value_dim, value_heads, gate_dim, length);
+  return args;
+}
+
+namespace detail {
+
 inline linattn_status run(const linattn_plan* plan, const ForwardArgs& args, Workspace workspace,
                           Stream stream) {
   return linattn_forward(plan, &args, workspace, stream);

@@ -6,7 +6,7 @@ doors `forward` and `step` (PyTorch, NumPy, CuPy and eager JAX). Importing this 
 """
 
 from . import _native
-from ._call import forward, step
+from ._call import commit, forward, replay_size, step
 from ._problem import Problem, explain, implementations, set_threads
 from .delta_product import chunk_gated_delta_product
 from .delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
@@ -45,6 +45,7 @@ __all__ = [
     "chunk_linear_attn",
     "chunk_retention",
     "chunk_simple_gla",
+    "commit",
     "explain",
     "forward",
     "fused_recurrent_delta_rule",
@@ -58,6 +59,7 @@ __all__ = [
     "fused_recurrent_retention",
     "fused_recurrent_simple_gla",
     "implementations",
+    "replay_size",
     "set_threads",
     "step",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _native
 from ._frameworks import Array, dtype_name, framework_of, new_state
-from .op import Op, float_dtype, problem_code
+from .op import Op, as_op, float_dtype, problem_code
 
 # ---- what the passes share ----------------------------------------------------------------------------------------
 
@@ -20,9 +20,9 @@ _REST = "erase write read_slots has_initial_state write_slots".split()
 _FORWARD_REST = (
     "start_positions checkpoints checkpoint_offsets checkpoint_positions checkpoint_slots transition saved"
 ).split()
-_STEP_REST = ["accepted", "parents"]
+_STEP_REST = ["accepted", "parents", "replay", "counts", "picks"]
 _COUNTS = (0, 64, 0, None)  # first_slot, checkpoint_interval, sm_limit, implementation
-_WRITTEN = {"out", "final_state", "checkpoints", "transition"}
+_WRITTEN = {"out", "final_state", "checkpoints", "transition", "replay"}
 
 
 def _scale(scale: float | None) -> float:
@@ -233,6 +233,9 @@ def step(
     first_slot: int = 0,
     accepted: Array | None = None,
     parents: Array | None = None,
+    replay: Array | None = None,
+    counts: Array | None = None,
+    picks: Array | None = None,
     pool: Array | None = None,
     final_state: Array | None = None,
     output_final_state: bool = False,
@@ -248,6 +251,9 @@ def step(
         read_slots: [N], or [N, columns] with `accepted`: sequence n starts from column accepted[n] - 1.
         write_slots: [N], the slot of the last token's state; or [N, columns]: the state after token t goes to column t.
         accepted: int32 [N].  parents: int32 [B * T], a draft tree (-1: the initial state; None: a chain).
+        replay: float32 [replay_size(...)], written: what `commit` needs to fold these tokens into the states later.
+        counts: int32 [N]: only so many tokens of each sequence are taken; the others' rows are zero. None: all.
+        picks: int32 [N, columns]: which tokens of the sequence those are, in order. None: the first ones.
 
     `pool=state` decodes in place. Nothing is differentiable.
     """
@@ -262,14 +268,79 @@ def step(
         _scale(scale),
         0.0 if lower_bound is None else float(lower_bound),
     )
-    rest = counts = ()
+    rest = last = ()
     if not (
         erase is write is read_slots is has_initial_state is write_slots is accepted is None
-        and parents is implementation is None
+        and parents is replay is counts is picks is implementation is None
         and first_slot == sm_limit == 0
     ):
-        rest = (erase, write, read_slots, has_initial_state, write_slots, accepted, parents)
-        counts = (int(first_slot), 64, int(sm_limit), implementation)
+        rest = (
+            *(erase, write, read_slots, has_initial_state, write_slots),
+            *(accepted, parents, replay, counts, picks),
+        )
+        last = (int(first_slot), 64, int(sm_limit), implementation)
     inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
-    call = (numbers, inputs, out, final_state, output_final_state, rest, counts)
+    call = (numbers, inputs, out, final_state, output_final_state, rest, last)
     return framework_of(q).run(_native.step, *call) or run_long("step", *call)
+
+
+def replay_size(
+    op: str | Op, tokens: int, heads: int, value_heads: int, key_dim: int, value_dim: int
+) -> int:
+    """Elements of a record of so many tokens: the float32 tensor that `step` writes as `replay` and `commit` reads.
+
+    It holds keys [T, H, K], what each token writes along its key [T, HV, V], and log decays, [T, HV, K] or [T, HV] by
+    the op's gate (none without one).
+    """
+    gate = {"none": 0, "channel": key_dim}.get(as_op(op).gate, 1)
+    return tokens * (heads * key_dim + value_heads * (value_dim + gate))
+
+
+def commit(
+    *,
+    op: str | Op,
+    heads: int,
+    replay: Array,
+    pool: Array,
+    state_layout: str,
+    counts: Array,
+    picks: Array | None = None,
+    read_slots: Array | None = None,
+    write_slots: Array | None = None,
+    has_initial_state: Array | None = None,
+    first_slot: int = 0,
+    cu_seqlens: Array | None = None,
+    pools: Array | None = None,
+    sm_limit: int = 0,
+    implementation: str | None = None,
+) -> None:
+    """Folds the accepted tokens of a draft into the states: those that `step` gave, or would have given, after them.
+
+    op, heads, state_layout, cu_seqlens: as in the draft's `step`.
+    replay: its record, float32 [replay_size(...)]; of many layers [layers, replay_size(...)].
+    pool: [slots, HV, K, V] (or [.., V, K]), read and written, as `step(pool=...)`; slots as there.
+    counts: int32 [N], accepted tokens of each sequence, 0 to its length (clamped).
+    picks: int32 [N, columns], the accepted path of a draft tree: its tokens in order. None: the first ones.
+    pools: int64 [layers], on the device: the addresses of the layers' pools, all like `pool` and as well aligned
+        (`pool` is one of them). One launch serves all layers. Keep them alive; nothing here does.
+    """
+    framework = framework_of(replay)
+    arrays = {
+        "replay": replay,
+        "pool": pool,
+        "counts": counts,
+        "read_slots": read_slots,
+        "write_slots": write_slots,
+        "has_initial_state": has_initial_state,
+        "picks": picks,
+        "cu_seqlens": cu_seqlens,
+        "pools": pools,
+    }
+    for name, x in arrays.items():
+        (framework.output if name == "pool" else framework.input)(name, x)
+    op = as_op(op)
+    gate_input = None if op.gate == "none" else "log_decay"
+    beta_input = None if op.update == "add" else "value"
+    code = problem_code(op, gate_input, beta_input, False, state_layout)
+    numbers = (int(heads), int(first_slot), int(sm_limit), implementation)
+    framework.commit(replay, [code, *arrays.values(), *numbers])

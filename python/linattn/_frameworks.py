@@ -92,6 +92,9 @@ class _Library:
             getattr(_native, which)(*lent, tvm_ffi.convert(allocate))
         self.wait(like)
 
+    def commit(self, like: Array, arguments: list[Any]) -> None:
+        self.call("commit", like, arguments)
+
     def stream_of(self, like: Array) -> Any:
         """A context in which the library runs where `like` is computed."""
         return nullcontext()

@@ -283,8 +283,17 @@ _define(
 )
 _define(
     "step_",
-    f"{_INTO}, Tensor? accepted, Tensor? parents, {_AT_THE_END}",
+    f"{_INTO}, Tensor? accepted, Tensor? parents, Tensor(c!)? replay, Tensor? counts, Tensor? picks, {_AT_THE_END}",
     _into(_native.step),
+    lambda *args: None,
+)
+
+_define(
+    "commit_",
+    "int problem, Tensor replay, Tensor(a!) pool, Tensor counts, Tensor? read_slots, Tensor? write_slots, "
+    "Tensor? has_initial_state, Tensor? picks, Tensor? cu_seqlens, Tensor? pools, int heads, int first_slot, "
+    "int sm_limit, str? implementation) -> ()",
+    _native.commit,
     lambda *args: None,
 )
 
@@ -338,6 +347,10 @@ def forward(
         output_final_state,
     )
     return out, final_state if output_final_state else None
+
+
+def commit(arguments: list) -> None:
+    _operators.commit_(*arguments)
 
 
 def into(which: str, arguments: list) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _is_tracing, _len_torch_dispatch_stack
 from torch.compiler import is_compiling
 
+from . import _native
 from ._frameworks import expect_array, new_state
 
 name = "torch"
@@ -66,6 +67,15 @@ output = input
 
 def empty(shape: tuple[int, ...], dtype: str, like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+
+def commit(like: Tensor, arguments: list[Any]) -> None:
+    if is_compiling() or _len_torch_dispatch_stack() or _is_tracing():
+        from . import _ops
+
+        _ops.commit(arguments)
+    else:
+        _native.commit(*arguments)
 
 
 def call(which: str, like: Tensor, arguments: list[Any]) -> None:

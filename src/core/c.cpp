@@ -219,6 +219,13 @@ linattn_status linattn_plan_explain(const linattn_plan* plan, const void* args, 
   });
 }
 
+linattn_status linattn_commit_problem(const linattn_problem* problem, linattn_problem* commit) {
+  return guarded([&] {
+    if (commit == nullptr) throw_invalid("commit is null; expected where to put the problem");
+    *commit = linattn::to_c(linattn::commit_problem(from_c(problem)));
+  });
+}
+
 const char* linattn_implementation_name(int32_t pass, int32_t index) {
   switch (pass) {
     case LINATTN_FORWARD:

@@ -121,7 +121,7 @@ class CallCheck {
   void inputs() {
     counts();
     offsets();
-    input(a_.q, "q", p_.dtype);
+    if (wants_out()) input(a_.q, "q", p_.dtype);
     input(a_.k, "k", p_.dtype);
     input(a_.v, "v", p_.dtype);
     gate();
@@ -174,8 +174,10 @@ class CallCheck {
   }
 
   void state_outputs(std::int64_t write_slot_stride) {
-    if (a_.tokens > 0) present(a_.out.data, "out", "there are tokens");
-    output(a_.out, "out", p_.dtype, p_.value_heads, p_.value_dim);
+    if (wants_out()) {
+      if (a_.tokens > 0) present(a_.out.data, "out", "there are tokens");
+      output(a_.out, "out", p_.dtype, p_.value_heads, p_.value_dim);
+    }
     if (a_.final_state.data == nullptr) {
       absent(a_.write_slots, "write_slots", "final_state is absent");
       return;
@@ -259,6 +261,9 @@ class CallCheck {
           });
     }
     state_outputs(a_.write_slot_stride);
+    chosen_tokens();
+    layers();
+    aligned(a_.replay, "replay", 4);
     if (host_ && a_.parents != nullptr)
       for (std::int64_t n = 0; n < a_.sequences; ++n)
         for (std::int64_t t = 0; t < length(n); ++t) {
@@ -270,6 +275,49 @@ class CallCheck {
   }
 
  private:
+  // Steps that only write states have neither q nor out.
+  bool wants_out() const {
+    if constexpr (requires { a_.replay; }) return a_.q.data != nullptr || a_.out.data != nullptr;
+    return true;
+  }
+
+  void chosen_tokens() {
+    if (a_.picks == nullptr) {
+      expect(a_.picks_stride == 0, "picks_stride", a_.picks_stride, "0, since picks is absent");
+    } else {
+      expect(a_.picks_stride > 0, "picks_stride", a_.picks_stride, "the columns of picks");
+      absent(a_.parents, "parents", "picks is given, which are a path already");
+    }
+    if (!host_ || a_.picks == nullptr) return;
+    for (std::int64_t n = 0; n < a_.sequences; ++n) {
+      std::int64_t count = length(n);
+      if (a_.counts != nullptr) count = std::clamp<std::int64_t>(a_.counts[n], 0, count);
+      for (std::int64_t i = n * a_.picks_stride, end = i + std::min(count, a_.picks_stride);
+           i < end; ++i)
+        expect(a_.picks[i] >= 0 && a_.picks[i] < length(n), {"picks", i}, a_.picks[i],
+               [&] { return "a token of its sequence, under " + std::to_string(length(n)); });
+    }
+  }
+
+  void layers() {
+    expect(a_.layers >= 0, "layers", a_.layers, "0 (one) or more");
+    if (a_.layers == 0) {
+      absent(a_.pools, "pools", "layers is 0");
+      expect(a_.layer_stride == 0, "layer_stride", a_.layer_stride, "0, since layers is 0");
+      return;
+    }
+    present(a_.pools, "pools", "layers is set");
+    expect(a_.layer_stride >= 0, "layer_stride", a_.layer_stride, "0 or more");
+    const char* set = "layers is set and only states are written";
+    absent(a_.out.data, "out", set);
+    absent(a_.replay, "replay", set);
+    if (p_.op.update != Update::kAdd)
+      refuse("problem.op.update", "not add", "add, since layers is set: a commit's op");
+    if (a_.initial_state.data != a_.final_state.data)
+      refuse("final_state", "another than initial_state", "initial_state, since layers is set");
+    present(a_.final_state.data, "final_state", "layers is set, and it describes the pools");
+  }
+
   struct Named {
     const void* data;
     const char* name;

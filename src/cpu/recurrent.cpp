@@ -89,9 +89,9 @@ double Reader::query_key(const Tensor& tensor, std::int64_t n, std::int64_t t, s
   return inverse_norm;
 }
 
-void Reader::decay(std::int64_t n, std::int64_t t, std::int64_t value_head, double* row) const {
+void Reader::log_decay(std::int64_t n, std::int64_t t, std::int64_t value_head, double* row) const {
   if (p_.op.gate == Gate::kNone) {
-    row[0] = 1;
+    row[0] = 0;
     return;
   }
   const std::int64_t width = gate_width();
@@ -100,9 +100,14 @@ void Reader::decay(std::int64_t n, std::int64_t t, std::int64_t value_head, doub
   with_gate_input(p_.gate_input, [&]<class Input>(Input) {
     for (std::int64_t i = 0; i < width; ++i) {
       if (a_.dt_bias != nullptr) parameters.dt_bias = a_.dt_bias[value_head * width + i];
-      row[i] = std::exp(Input::log_decay(row[i], parameters));
+      row[i] = Input::log_decay(row[i], parameters);
     }
   });
+}
+
+void Reader::decay(std::int64_t n, std::int64_t t, std::int64_t value_head, double* row) const {
+  log_decay(n, t, value_head, row);
+  for (std::int64_t i = 0; i < gate_width(); ++i) row[i] = std::exp(row[i]);
 }
 
 void Reader::strengths(std::int64_t n, std::int64_t t, std::int64_t value_head,

@@ -183,9 +183,13 @@ class Reader {
 
   // All of x but e and out.
   void token(std::int64_t n, std::int64_t t, std::int64_t value_head, const Token& x) const {
-    query_key(a_.q, n, t, key_head(value_head), x.q);
-    const double factor = scale();
-    for (std::int64_t key = 0; key < p_.key_dim; ++key) x.q[key] *= factor;
+    if (a_.q.data == nullptr) {  // of a step that only writes states
+      std::fill_n(x.q, p_.key_dim, 0.0);
+    } else {
+      query_key(a_.q, n, t, key_head(value_head), x.q);
+      const double factor = scale();
+      for (std::int64_t key = 0; key < p_.key_dim; ++key) x.q[key] *= factor;
+    }
     query_key(a_.k, n, t, key_head(value_head), x.k);
     load_row(a_.v, p_.dtype, offset(a_.v, n, t, value_head), p_.value_dim, x.v);
     decay(n, t, value_head, x.decay);
@@ -195,6 +199,8 @@ class Reader {
   // A row of q or k, normalised if the problem says so. Returns 1 / the norm, or 1.
   double query_key(const Tensor& tensor, std::int64_t n, std::int64_t t, std::int64_t head,
                    double* row) const;
+  // a, [gate_width()].
+  void log_decay(std::int64_t n, std::int64_t t, std::int64_t value_head, double* row) const;
   // e^a, [gate_width()].
   void decay(std::int64_t n, std::int64_t t, std::int64_t value_head, double* row) const;
 

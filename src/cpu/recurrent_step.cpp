@@ -66,12 +66,11 @@ class Sequence {
 
   void run() {
     const Place place(a_, reader_, n_);
-    const std::int64_t length = reader_.length(n_);
-    if (place.pad) {
-      for (std::int64_t t = 0; t < length; ++t)
+    const std::int64_t length = place.pad ? 0 : taken();
+    if (a_.out.data != nullptr)  // pads, and what is not taken
+      for (std::int64_t t = 0; t < reader_.length(n_); ++t)
         zero_row(a_.out, p_.dtype, reader_.offset(a_.out, n_, t, head_), p_.value_dim);
-      return;
-    }
+    if (place.pad) return;
     // Kept apart from the state: a token's state may go to the slot that it came from, before its
     // siblings begin.
     reader_.initial_state(place.read_slot, head_, initial_);
@@ -82,14 +81,39 @@ class Sequence {
         std::copy_n(initial_, matrix(), state_);
         replay(parent);
       }
-      advance_by(t);
-      store_row(a_.out, p_.dtype, reader_.offset(a_.out, n_, t, head_), p_.value_dim, x_.out);
-      if (a_.write_slot_stride > 0) store(Place::write_slot(a_, n_, t));
+      const std::int64_t token = a_.picks == nullptr ? t : a_.picks[n_ * a_.picks_stride + t];
+      advance_by(token);
+      if (a_.out.data != nullptr)
+        store_row(a_.out, p_.dtype, reader_.offset(a_.out, n_, token, head_), p_.value_dim, x_.out);
+      if (a_.replay != nullptr) record(token);
+      if (a_.write_slot_stride > 0) store(Place::write_slot(a_, n_, token));
     }
     if (a_.write_slot_stride == 0) store(Place::write_slot(a_, n_, 0));
   }
 
  private:
+  std::int64_t taken() const {
+    std::int64_t count = reader_.length(n_);
+    if (a_.counts != nullptr) count = std::clamp<std::int64_t>(a_.counts[n_], 0, count);
+    return a_.picks == nullptr ? count : std::min(count, a_.picks_stride);
+  }
+
+  // What the token did, to the dense tensors that a commit reads.
+  void record(std::int64_t t) {
+    const StepArgs to = commit_args(p_, a_.replay, a_.tokens, a_.sequences);
+    const auto store = [&](const Tensor& x, std::int64_t head, std::int64_t dim,
+                           const double* row) {
+      const std::int64_t at = (reader_.begin(n_) + t) * x.token_stride + head * x.head_stride;
+      store_row(x, DType::kFloat32, at, dim, row);
+    };
+    if (head_ % (p_.value_heads / p_.heads) == 0)
+      store(to.k, reader_.key_head(head_), p_.key_dim, x_.k);
+    store(to.v, head_, p_.value_dim, x_.e);
+    if (p_.op.gate == linattn::Gate::kNone) return;
+    reader_.log_decay(n_, t, head_, x_.decay);
+    store(to.g, head_, reader_.gate_width(), x_.decay);
+  }
+
   std::int64_t matrix() const { return static_cast<std::int64_t>(p_.key_dim) * p_.value_dim; }
   std::int64_t parent_of(std::int64_t t) const {
     return a_.parents == nullptr ? t - 1 : a_.parents[reader_.begin(n_) + t];
@@ -132,22 +156,44 @@ std::size_t recurrent_step_bytes(const Problem& p, Sizes n) {
   return StepBuffers(p, n).layout.bytes();
 }
 
-void run_recurrent_step(const Problem& p, const StepArgs& a, Workspace workspace, Queue) {
-  const StepBuffers buffers(p, {a.tokens, a.sequences});
-  const Inputs inputs = inputs_of(a);
-  const Reader reader(p, inputs);
+namespace {
+
+// One layer's call of a call for many.
+StepArgs layer_of(const Problem& p, const StepArgs& a, std::int64_t layer) {
+  StepArgs one = a;
+  if (a.layers == 0) return one;
+  const auto advance = [&](Tensor& x, DType dtype) {
+    if (x.data != nullptr)
+      x.data = static_cast<std::byte*>(x.data) +
+               layer * a.layer_stride * static_cast<std::int64_t>(size_of(dtype));
+  };
+  advance(one.k, p.dtype), advance(one.v, p.dtype), advance(one.g, p.gate_dtype);
+  one.initial_state.data = one.final_state.data = a.pools[layer];
+  return one;
+}
+
+}  // namespace
+
+void run_recurrent_step(const Problem& p, const StepArgs& all, Workspace workspace, Queue) {
+  const StepBuffers buffers(p, {all.tokens, all.sequences});
   const std::int64_t matrix = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
-  with_class(p.op, [&]<class Gate, class Update>(Gate, Update) {
-    for_each_unit(a.sequences * p.value_heads, buffers.lanes,
-                  [&](std::int64_t unit, std::int64_t lane) {
-                    const Token x = buffers.rows.in(workspace, lane);
-                    Sequence<Gate, Update>(p, a, reader, unit / p.value_heads, unit % p.value_heads,
-                                           x, buffers.initial.in(workspace) + lane * matrix,
-                                           buffers.state.in(workspace) + lane * matrix)
-                        .run();
-                  });
-  });
-  zero_rows(reader, a.out, p.dtype, a.sequences, reader.surplus(), p.value_heads, p.value_dim);
+  for (std::int64_t layer = 0; layer < std::max<std::int64_t>(all.layers, 1); ++layer) {
+    const StepArgs a = layer_of(p, all, layer);
+    const Inputs inputs = inputs_of(a);
+    const Reader reader(p, inputs);
+    with_class(p.op, [&]<class Gate, class Update>(Gate, Update) {
+      for_each_unit(
+          a.sequences * p.value_heads, buffers.lanes, [&](std::int64_t unit, std::int64_t lane) {
+            const Token x = buffers.rows.in(workspace, lane);
+            Sequence<Gate, Update>(p, a, reader, unit / p.value_heads, unit % p.value_heads, x,
+                                   buffers.initial.in(workspace) + lane * matrix,
+                                   buffers.state.in(workspace) + lane * matrix)
+                .run();
+          });
+    });
+    if (a.out.data != nullptr)
+      zero_rows(reader, a.out, p.dtype, a.sequences, reader.surplus(), p.value_heads, p.value_dim);
+  }
 }
 
 }  // namespace linattn::cpu

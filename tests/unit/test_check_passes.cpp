@@ -306,6 +306,62 @@ const Refusal kRefusals[] = {
        c.parents[4] = 0;
      },
      {"parents[4] is 0", "under 0"}},
+    {"replay_unaligned",
+     kStep,
+     [](C& c) { c.step.replay = reinterpret_cast<float*>(2); },
+     {"replay is at an address", "multiple of 4"}},
+    {"picks_without_stride",
+     kStep,
+     [](C& c) { c.step.picks = c.parents.data(); },
+     {"picks_stride is 0", "the columns of picks"}},
+    {"picks_stride_alone",
+     kStep,
+     [](C& c) { c.step.picks_stride = 2; },
+     {"picks_stride is 2", "picks is absent"}},
+    {"picks_with_parents",
+     kStep,
+     [](C& c) {
+       c.verify();
+       c.step.picks = c.parents.data();
+       c.step.picks_stride = 1;
+     },
+     {"parents is given", "a path already"}},
+    {"picks_of_other_sequence",
+     kStep,
+     [](C& c) {
+       c.parents = {0, 99, 0, 0, 0, 0, 0, 0};
+       c.step.picks = c.parents.data();
+       c.step.picks_stride = 2;
+     },
+     {"picks[1] is 99", "a token of its sequence"}},
+    {"q_absent", kStep, [](C& c) { c.step.q.data = nullptr; }, {"q is absent", "there are tokens"}},
+    {"out_absent",
+     kStep,
+     [](C& c) { c.step.out.data = nullptr; },
+     {"out is absent", "there are tokens"}},
+    {"layers_without_pools",
+     kStep,
+     [](C& c) { c.step.layers = 2; },
+     {"pools is absent", "layers is set"}},
+    {"pools_without_layers",
+     kStep,
+     [](C& c) { c.step.pools = &c.step.final_state.data; },
+     {"pools is given", "layers is 0"}},
+    {"layers_with_out",
+     kStep,
+     [](C& c) {
+       c.step.layers = 1;
+       c.step.pools = &c.step.final_state.data;
+     },
+     {"out is given", "only states are written"}},
+    {"layers_of_the_delta_rule",
+     kStep,
+     [](C& c) {
+       c.step.layers = 1;
+       c.step.pools = &c.step.final_state.data;
+       c.step.q.data = c.step.out.data = nullptr;
+     },
+     {"problem.op.update is not add", "layers is set"}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Each, PassRefusal, testing::ValuesIn(kRefusals),

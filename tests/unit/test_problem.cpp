@@ -121,5 +121,45 @@ TEST(Op, NamesAreTheirConstants) {
   EXPECT_EQ(to_string(Op{Gate::kNone, Update::kEraseWrite}), "Op{Gate(1), Update(3)}");
 }
 
+// What a record holds are the inputs of the additive op, whatever made them.
+TEST(CommitProblem, IsTheAdditiveOpOverTheSameStates) {
+  const Problem draft{.op = lightning,
+                      .dtype = DType::kFloat16,
+                      .max_tokens = 9,
+                      .heads = 2,
+                      .value_heads = 6,
+                      .key_dim = 8,
+                      .value_dim = 16,
+                      .gate_input = GateInput::kSoftplus,
+                      .gate_dtype = DType::kBFloat16,
+                      .qk_l2norm = true,
+                      .state_layout = StateLayout::kValueKey,
+                      .state_dtype = DType::kBFloat16};
+  const Problem commit = commit_problem(draft);
+  EXPECT_EQ(commit, (Problem{.op = simple_gla,
+                             .dtype = DType::kFloat32,
+                             .max_tokens = 9,
+                             .heads = 2,
+                             .value_heads = 6,
+                             .key_dim = 8,
+                             .value_dim = 16,
+                             .gate_input = GateInput::kLogDecay,
+                             .state_layout = StateLayout::kValueKey,
+                             .state_dtype = DType::kBFloat16}));
+  EXPECT_EQ(replay_elements(draft, 5), 5 * (2 * 8 + 6 * 16 + 6));
+  linattn_problem asked = to_c(draft), made{};
+  asked.size = sizeof asked;
+  ASSERT_EQ(linattn_commit_problem(&asked, &made), LINATTN_OK);
+  EXPECT_EQ(made.update, LINATTN_UPDATE_ADD);
+  EXPECT_EQ(made.gate, LINATTN_GATE_HEAD);
+  EXPECT_EQ(linattn_commit_problem(&asked, nullptr), LINATTN_INVALID_ARGUMENT);
+
+  const float record[5 * (2 * 8 + 6 * 16 + 6)]{};
+  const StepArgs args = commit_args(draft, record, 4, 2);
+  EXPECT_EQ(args.v.data, record + 4 * 2 * 8);
+  EXPECT_EQ(args.g.data, record + 4 * 2 * 8 + 4 * 6 * 16);
+  EXPECT_EQ(args.v.sequence_stride, 2 * 6 * 16);
+}
+
 }  // namespace
 }  // namespace linattn::test

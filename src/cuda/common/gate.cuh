@@ -98,14 +98,20 @@ struct Decay {
 
 // A constant per head meets every token with the same error, so it is worth double: once a block.
 template <class Args>
-__device__ __forceinline__ Decay constant_decay(const Problem& problem, const Args& args,
-                                                std::int64_t value_head) {
+__device__ __forceinline__ double constant_log_decay(const Problem& problem, const Args& args,
+                                                     std::int64_t value_head) {
   const double g = load(args.g.data, problem.gate_dtype, value_head * args.g.head_stride);
   const double bias = args.dt_bias == nullptr ? 0.0 : args.dt_bias[value_head];
   const auto p = GateParameters<double>::of(args.a_log == nullptr ? 0.0 : args.a_log[value_head],
                                             bias, args.lower_bound);
   return with_gate_input(problem.gate_input,
-                         [&]<class Input>(Input) { return Decay::of(Input::log_decay(g, p)); });
+                         [&]<class Input>(Input) { return Input::log_decay(g, p); });
+}
+
+template <class Args>
+__device__ __forceinline__ Decay constant_decay(const Problem& problem, const Args& args,
+                                                std::int64_t value_head) {
+  return Decay::of(constant_log_decay(problem, args, value_head));
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

@@ -32,6 +32,13 @@ struct RecurrentArgs {
   const std::int32_t* accepted = nullptr;
   std::int64_t write_slot_stride = 0;
   const std::int32_t* parents = nullptr;
+  float* replay = nullptr;
+  const std::int32_t* counts = nullptr;
+  const std::int32_t* picks = nullptr;
+  std::int64_t picks_stride = 0;
+  std::int64_t layers = 0;
+  std::int64_t layer_stride = 0;
+  void* const* pools = nullptr;
 };
 
 // The queue's device is current. value_key and key_value: of states in that layout whose rows,

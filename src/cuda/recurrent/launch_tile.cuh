@@ -18,14 +18,22 @@ void launch_tile(const Problem& problem, const RecurrentArgs& args, Queue queue)
       Tile::kKeysPerLane * Tile::kColumnsPerLane * Tile::kThreads * static_cast<int>(sizeof(float));
   static_assert(sizeof(RecurrentStorage<Tile>) <= 48 * 1024);
   const auto tiles = [](std::int32_t dim) { return (dim + Tile::kColumns - 1) / Tile::kColumns; };
-  RecurrentParams params{problem,    args,
-                         args.scale, tiles(problem.value_dim),
-                         0,          std::max<std::int64_t>(args.sequences, 1)};
+  RecurrentParams params{problem,
+                         args,
+                         args.scale,
+                         tiles(problem.value_dim),
+                         0,
+                         std::max<std::int64_t>(args.sequences, 1),
+                         std::max<std::int64_t>(args.layers, 1)};
   if (params.scale == 0) params.scale = 1 / std::sqrt(static_cast<float>(problem.key_dim));
+  if (args.replay != nullptr) {
+    const StepArgs record = commit_args(problem, args.replay, args.tokens, args.sequences);
+    params.record_k = record.k, params.record_v = record.v, params.record_g = record.g;
+  }
   if (args.transition.data != nullptr && args.sequences > 0)
     params.transition_tiles = tiles(problem.key_dim);
   std::int64_t blocks = static_cast<std::int64_t>(params.value_tiles + params.transition_tiles) *
-                        problem.value_heads * params.sequences;
+                        problem.value_heads * params.sequences * params.layers;
   // A block stays on its multiprocessor: no more blocks than the limit occupy no more of them.
   blocks = std::min<std::int64_t>(
       blocks, problem.sm_limit > 0 ? problem.sm_limit : std::numeric_limits<std::int32_t>::max());

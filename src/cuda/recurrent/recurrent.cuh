@@ -34,6 +34,8 @@ struct RecurrentParams {
   std::int32_t value_tiles;       // tiles of the state's V columns
   std::int32_t transition_tiles;  // and of the transition's K columns, which come after them
   std::int64_t sequences;         // N, at least 1: the rows past the last offset are cleared by all
+  std::int64_t layers;            // at least 1
+  Tensor record_k, record_v, record_g;  // of the replay record; absent: none is made
 };
 
 template <class Tile>
@@ -46,10 +48,14 @@ struct RecurrentStorage {
   alignas(16) float v[Tile::kTokens][Tile::kColumns];
   alignas(16) float write[Tile::kTokens][Tile::kColumns];
   alignas(16) float out[Tile::kTokens][Tile::kColumns];
+  alignas(16) float written[Tile::kTokens][Tile::kColumns];  // e
   typename Tile::Matrix::Storage matrix;
   Sequence sequence;  // here rather than in every thread's registers, as is the gate
   GateReader gate;
-  Decay constant;              // of a gate that no token changes
+  void* pool;                 // of the layer, of a call for several
+  std::int64_t layer_offset;  // of its inputs
+  Decay constant;             // of a gate that no token changes
+  float constant_log;
   float qk[Tile::kTokens];     // q . k
   int forgets[Tile::kTokens];  // some key's decay is 0
 };
@@ -75,10 +81,14 @@ struct RecurrentBlock {
 
   __device__ __forceinline__ MatrixTile matrix(const State& of, DType dtype, StateLayout layout,
                                                std::int64_t slot, int columns) const {
-    return {of.data,   dtype,
-            layout,    matrix_offset(of, slot, head),
-            p.key_dim, transition ? p.key_dim : p.value_dim,
-            first_column, columns};
+    return {smem.pool == nullptr ? of.data : smem.pool,
+            dtype,
+            layout,
+            matrix_offset(of, slot, head),
+            p.key_dim,
+            transition ? p.key_dim : p.value_dim,
+            first_column,
+            columns};
   }
 
   // Zeros if there is no initial state.
@@ -112,12 +122,14 @@ struct RecurrentBlock {
   }
 
   __device__ __forceinline__ void zero_out(std::int64_t rows) const {
+    if (a.out.data == nullptr) return;
     for (std::int64_t i = threadIdx.x; i < rows * columns; i += Tile::kThreads)
       store_out(row_offset(a, a.out, s, i / columns, head), static_cast<int>(i % columns), 0.0f);
   }
 
   // Rows past the last offset, shared out among the blocks of the same columns.
   __device__ __forceinline__ void zero_surplus() const {
+    if (a.out.data == nullptr) return;
     for (std::int64_t row = used_rows(a) + s.index; row < a.tokens; row += params.sequences)
       for (int column = threadIdx.x; column < columns; column += Tile::kThreads)
         store_out(row * a.out.token_stride + head * a.out.head_stride, column, 0.0f);
@@ -125,20 +137,32 @@ struct RecurrentBlock {
 
   // ---- one token into shared memory, by two warps: its vectors, and its decays
 
-  // A head's K numbers. Rows of 32 kBatch are on their way together; what a lane puts into shared
-  // memory it alone reads until the barrier.
+  // Of an input's row.
+  __device__ __forceinline__ std::int64_t offset_of(const Tensor& x, std::int64_t t,
+                                                    int of_head) const {
+    return row_offset(a, x, s, t, of_head) + smem.layer_offset;
+  }
+
+  // Of a row of the replay record, which is dense.
+  __device__ __forceinline__ float* record(const Tensor& x, std::int64_t t, int of_head) const {
+    return static_cast<float*>(x.data) + (s.begin + t) * x.token_stride + of_head * x.head_stride;
+  }
+
+  // A head's K numbers, zeros of a tensor that is absent. Rows of 32 kBatch are on their way
+  // together; what a lane puts into shared memory it alone reads until the barrier.
   static constexpr int kPerLane = Tile::kKeys / 32, kBatch = kPerLane < 4 ? kPerLane : 4;
 
   __device__ __forceinline__ void fetch(float* row, const Tensor& x, DType dtype, std::int64_t t,
                                         int of_head) const {
-    const std::int64_t offset = row_offset(a, x, s, t, of_head);
+    const std::int64_t offset = offset_of(x, t, of_head);
+    const int keys = x.data == nullptr ? 0 : p.key_dim;
 #pragma unroll 1
     for (int first = 0; first < Tile::kKeys; first += 32 * kBatch) {
       std::uint32_t raw[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         const int key = first + lane() + 32 * j;
-        raw[j] = key < p.key_dim ? load_raw(x.data, dtype, offset + key) : 0;
+        raw[j] = key < keys ? load_raw(x.data, dtype, offset + key) : 0;
       }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) row[first + lane() + 32 * j] = from_raw(raw[j], dtype);
@@ -149,7 +173,7 @@ struct RecurrentBlock {
     constexpr int kColumnsPerThread = (Tile::kColumns + 31) / 32;
     const bool apart = p.op.update == Update::kEraseWrite;
     const int key_head = head / (p.value_heads / p.heads);
-    const std::int64_t v_at = row_offset(a, a.v, s, t, head) + first_column;
+    const std::int64_t v_at = offset_of(a.v, t, head) + first_column;
     const std::int64_t write_at = apart ? row_offset(a, a.write, s, t, head) + first_column : 0;
 
     std::uint32_t beta_raw = 0, v[kColumnsPerThread], write[kColumnsPerThread];
@@ -186,6 +210,10 @@ struct RecurrentBlock {
     }
     qk = warp_sum(qk);
     if (lane() == 0) smem.qk[i] = qk;
+    if (params.record_k.data != nullptr && first_column == 0 &&
+        head % (p.value_heads / p.heads) == 0)
+      for (int key = lane(); key < p.key_dim; key += 32)
+        record(params.record_k, t, key_head)[key] = smem.k[i][key];
 #pragma unroll
     for (int j = 0; j < kColumnsPerThread; ++j) {
       const int column = lane() + 32 * j;
@@ -198,18 +226,24 @@ struct RecurrentBlock {
 
   __device__ __forceinline__ void stage_decays(int i, std::int64_t t) {
     const bool per_channel = p.op.gate == Gate::kChannel;
+    float log_decay = smem.constant_log;
     Decay decay = smem.constant;
     if (p.op.gate == Gate::kHead) {
-      const float g = load(a.g.data, p.gate_dtype, row_offset(a, a.g, s, t, head));
-      decay = Decay::of(smem.gate.log_decay(g, 0));
+      log_decay = smem.gate.log_decay(load(a.g.data, p.gate_dtype, offset_of(a.g, t, head)), 0);
+      decay = Decay::of(log_decay);
     }
+    const bool recorded = params.record_g.data != nullptr && first_column == 0;
+    if (recorded && lane() == 0) *record(params.record_g, t, head) = log_decay;
     if (per_channel) fetch(smem.decay_high[i], a.g, p.gate_dtype, t, head);
     bool forgets = false;
     // Hardly unrolled: the activations are long, and nvcc 13.0 crashes on sixteen copies of them.
 #pragma unroll 2
     for (int key = lane(); key < Tile::kKeys; key += 32) {
-      if (per_channel && key < p.key_dim)
-        decay = Decay::of(smem.gate.log_decay(smem.decay_high[i][key], key));
+      if (per_channel && key < p.key_dim) {
+        log_decay = smem.gate.log_decay(smem.decay_high[i][key], key);
+        decay = Decay::of(log_decay);
+        if (recorded) record(params.record_g, t, head)[key] = log_decay;
+      }
       forgets = forgets || (decay.high == 0 && key < p.key_dim);
       smem.decay_high[i][key] = decay.high;
       smem.decay_low[i][key] = decay.low;
@@ -229,9 +263,9 @@ struct RecurrentBlock {
 
   __device__ __forceinline__ void prefetch_row(const Tensor& x, DType dtype, std::int64_t t,
                                                int of_head, int first, int count) const {
+    if (x.data == nullptr) return;
     const int size = bytes_of(dtype);
-    const char* row =
-        static_cast<const char*>(x.data) + (row_offset(a, x, s, t, of_head) + first) * size;
+    const char* row = static_cast<const char*>(x.data) + (offset_of(x, t, of_head) + first) * size;
     const int byte = lane() * 128;
     if (byte < count * size) ptx::prefetch_l2(row + byte);
   }
@@ -287,8 +321,10 @@ struct RecurrentBlock {
       const float v = smem.v[i][column];
       e[c] =
           p.op.update == Update::kAdd ? v : UpdateDelta::write(smem.write[i][column], v, erased[c]);
-      if (lane() % Tile::kLanes == 0)
+      if (lane() % Tile::kLanes == 0) {
         smem.out[i][column] = params.scale * fmaf(smem.qk[i], e[c], read[c]);
+        smem.written[i][column] = e[c];
+      }
     }
 #pragma unroll
     for (int j = 0; j < Tile::kRuns; ++j) {
@@ -375,7 +411,18 @@ struct RecurrentBlock {
   };
 
   __device__ __forceinline__ std::int64_t token(const Path& path, std::int64_t i) const {
-    return path.leaf < 0 ? i : ancestor(path.leaf, path.steps - 1 - i);
+    if (path.leaf >= 0) return ancestor(path.leaf, path.steps - 1 - i);
+    if (a.picks == nullptr) return i;
+    const std::int64_t pick = a.picks[s.index * a.picks_stride + i];
+    return pick < 0 ? 0 : min(pick, s.length - 1);
+  }
+
+  // Tokens that are taken, at least 0 and at most the sequence's.
+  __device__ __forceinline__ std::int64_t taken() const {
+    std::int64_t count = s.length;
+    if (a.counts != nullptr)
+      count = min(count, max(std::int64_t{a.counts[s.index]}, std::int64_t{0}));
+    return a.picks == nullptr ? count : min(count, a.picks_stride);
   }
 
   __device__ __forceinline__ void stage(const Path& path, std::int64_t first) {
@@ -414,16 +461,18 @@ struct RecurrentBlock {
     for (int x = threadIdx.x; x < count * Tile::kColumns; x += Tile::kThreads) {
       const int i = x / Tile::kColumns, column = x % Tile::kColumns;
       if (column >= columns || (tree && !(last && i == count - 1))) continue;
-      store_out(row_offset(a, a.out, s, token(path, first + i), head), column, smem.out[i][column]);
+      const std::int64_t t = token(path, first + i);
+      if (a.out.data != nullptr)
+        store_out(row_offset(a, a.out, s, t, head), column, smem.out[i][column]);
+      if (params.record_v.data != nullptr)
+        record(params.record_v, t, head)[first_column + column] = smem.written[i][column];
     }
   }
 
   __device__ __forceinline__ void run() {
-    if (s.pad && !transition) {
-      zero_out(s.length);
-      return;
-    }
-    const std::int64_t length = s.pad ? 0 : s.length;
+    if (s.pad || a.counts != nullptr || a.picks != nullptr) zero_out(transition ? 0 : s.length);
+    if (s.pad && !transition) return;
+    const std::int64_t length = s.pad ? 0 : taken();
     const bool tree = a.parents != nullptr && length > 0;
     Path path{tree ? 1 : length, tree ? 0 : -1};
     load_initial();
@@ -465,8 +514,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const std::int64_t tiles = params.value_tiles + params.transition_tiles;
   for (std::int64_t unit = blockIdx.x;; unit += gridDim.x) {
     int tile = static_cast<int>(unit % tiles);
-    const std::int64_t n = unit / tiles / p.value_heads;
-    if (n >= params.sequences) return;
+    const std::int64_t pair = unit / tiles / p.value_heads;
+    const std::int64_t layer = params.layers == 1 ? 0 : pair / params.sequences;
+    const std::int64_t n = pair - layer * params.sequences;
+    if (params.layers == 1 ? n >= params.sequences : layer >= params.layers) return;
     const bool transition = Tile::kForward && tile >= params.value_tiles;
     if (transition) tile -= params.value_tiles;
     RecurrentBlock<Tile> block{params, p, a, smem, smem.sequence};
@@ -478,11 +529,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     // Each by a warp of its own, so that they wait for memory together. Without sequences there are
     // rows to clear all the same.
     if (threadIdx.x == 0)
-      smem.sequence = n < a.sequences ? sequence_of(a, n) : Sequence{n, 0, 0, 0, kNullSlot, kNullSlot, true};
+      smem.sequence =
+          n < a.sequences ? sequence_of(a, n) : Sequence{n, 0, 0, 0, kNullSlot, kNullSlot, true};
     if (threadIdx.x == 32) smem.gate = GateReader::of(p, a, block.head);
-    if (threadIdx.x == 64)
-      smem.constant =
-          p.op.gate == Gate::kHeadConstant ? constant_decay(p, a, block.head) : Decay{1.0f, 0.0f};
+    if (threadIdx.x == 64) {
+      const double log_decay =
+          p.op.gate == Gate::kHeadConstant ? constant_log_decay(p, a, block.head) : 0.0;
+      smem.constant = Decay::of(log_decay);
+      smem.constant_log = static_cast<float>(log_decay);
+    }
+    if (threadIdx.x == 96) {
+      smem.pool = a.pools == nullptr ? nullptr : a.pools[layer];
+      smem.layer_offset = layer * a.layer_stride;
+    }
     __syncthreads();
     block.run();
     if (!transition) block.zero_surplus();

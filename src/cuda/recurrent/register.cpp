@@ -72,6 +72,13 @@ void run_step(const Problem& problem, const StepArgs& args, Workspace, Queue que
   r.accepted = args.accepted;
   r.write_slot_stride = args.write_slot_stride;
   r.parents = args.parents;
+  r.replay = args.replay;
+  r.counts = args.counts;
+  r.picks = args.picks;
+  r.picks_stride = args.picks_stride;
+  r.layers = args.layers;
+  r.layer_stride = args.layer_stride;
+  r.pools = args.pools;
   launch(problem, r, queue);
 }
 

@@ -201,7 +201,9 @@ struct VectorMatrix {
     for (int x = 0; x < kVectors; ++x) {
       const int key_past = kKeyValue ? M::key(x) - M::key(0) : x % M::kRuns * M::kRunKeys;
       const int column_past = kKeyValue ? 0 : x / M::kRuns;
-      visit(x, row + (kKeyValue ? key_past * (m.width / 4) : column_past * (m.key_dim / 4) + key_past / 4),
+      visit(x,
+            row + (kKeyValue ? key_past * (m.width / 4)
+                             : column_past * (m.key_dim / 4) + key_past / 4),
             key + key_past < m.key_dim && column + column_past < m.columns);
     }
   }
@@ -237,10 +239,10 @@ struct VectorMatrix {
   }
 };
 
-// By a layout and its mapping alone, so that the path of a state changes no bit of a result. [V, K]:
-// a row of the pool is a column, read by the lanes that share it. [K, V]: a row is a key's, of which
-// a lane has four neighbouring columns; fewer lanes share them, so that more read a row together.
-// f(Mapping{}).
+// By a layout and its mapping alone, so that the path of a state changes no bit of a result. [V,
+// K]: a row of the pool is a column, read by the lanes that share it. [K, V]: a row is a key's, of
+// which a lane has four neighbouring columns; fewer lanes share them, so that more read a row
+// together. f(Mapping{}).
 template <StateLayout kLayout, class F>
 void with_mapping(std::int32_t key_dim, F&& f) {
   constexpr bool kKeyValue = kLayout == StateLayout::kKeyValue;
