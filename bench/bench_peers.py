@@ -177,6 +177,7 @@ def run_case(case: Case, peers: list[Peer], repeats: int) -> list[dict[str, Any]
         row |= {"floor_ms": case.floor_bytes / FLOOR_BANDWIDTH * 1e3, "sets": len(sets)}
         calls: list[Call] = []
         try:
+            case.expect_plain()
             calls = [peer.prepare(case, x) for x in sets]
             out, state = calls[0]()  # a step in place: before any other call
             row["out_error"] = relative_rms(out[part], reference)
@@ -246,6 +247,9 @@ def host_times(peers: list[Peer]) -> dict[str, dict[str, float | str]]:
             value_heads=1,
             key_dim=128,
             value_dim=128,
+            layout="value_key",
+            drafts="none",
+            scattered=0,
             dtype="bf16",
             state_dtype="fp32",
             floor_bytes=0,

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "call.h"
 
+#include <numeric>
 #include <type_traits>
+#include <utility>
 
 #include "core/dtype.h"
 
@@ -25,11 +27,11 @@ Fill gate_fill(const TimedCase& c) {
   return {.draw = Draw::kLongDecay,
           .a = .001f,
           .b = .1f,
-          .channels = std::int64_t{c.value_heads} * kKeyDim};
+          .channels = std::int64_t{c.value_heads} * c.key_dim};
 }
 
-std::int64_t gate_width(Op op) {
-  return op.gate == Gate::kNone ? 0 : op.gate == Gate::kChannel ? kKeyDim : 1;
+std::int64_t gate_width(const TimedCase& c) {
+  return c.op.gate == Gate::kNone ? 0 : c.op.gate == Gate::kChannel ? c.key_dim : 1;
 }
 
 }  // namespace
@@ -44,10 +46,10 @@ Problem problem_of(const TimedCase& c, Storage storage) {
             .max_sequences = c.sequences,
             .heads = c.heads,
             .value_heads = c.value_heads,
-            .key_dim = kKeyDim,
-            .value_dim = kValueDim,
+            .key_dim = c.key_dim,
+            .value_dim = c.value_dim,
             .qk_l2norm = c.op.update != Update::kAdd,
-            .state_layout = StateLayout::kValueKey,
+            .state_layout = c.layout,
             .state_dtype = stored(c.state_dtype)};
   // Models compute a gate per head in fp32, and hand over one per channel as the other activations.
   p.gate_dtype = stored(c.op.gate == Gate::kChannel ? c.dtype : DType::kFloat32);
@@ -57,7 +59,7 @@ Problem problem_of(const TimedCase& c, Storage storage) {
                    : c.gates == kUnbounded ? GateInput::kSoftplus
                                            : GateInput::kBounded;
   if (c.op.update != Update::kAdd) p.beta_input = BetaInput::kLogit;
-  return p;
+  return c.drafts == Drafts::kCommit ? commit_problem(p) : p;
 }
 
 std::int64_t Call::Buffer::bytes() const {
@@ -68,37 +70,64 @@ Call::Call(Machine& machine, const TimedCase& c, std::uint64_t seed, Storage sto
     : machine_(machine), case_(c), problem_(problem_of(c, storage)), seed_(seed) {
   const Problem& p = problem_;
   const std::int64_t t = c.total_tokens(), hv = c.value_heads;
-  add("q", p.dtype, t * c.heads * kKeyDim, {});
-  add("k", p.dtype, t * c.heads * kKeyDim, {});
-  add("v", p.dtype, t * hv * kValueDim, {});
+  if (c.drafts != Drafts::kCommit) add("q", p.dtype, t * c.heads * c.key_dim, {});
+  add("k", p.dtype, t * c.heads * c.key_dim, {});
+  add("v", p.dtype, t * hv * c.value_dim, {});
   if (c.op.gate != Gate::kNone)
-    add("g", p.gate_dtype, (c.op.gate == Gate::kHeadConstant ? 1 : t) * hv * gate_width(c.op),
+    add("g", p.gate_dtype, (c.op.gate == Gate::kHeadConstant ? 1 : t) * hv * gate_width(c),
         gate_fill(c));
   if (has_activation(c)) {
     add("a_log", DType::kFloat32, hv, {.draw = Draw::kUniform});
-    add("dt_bias", DType::kFloat32, hv * gate_width(c.op), {.draw = Draw::kUniform});
+    add("dt_bias", DType::kFloat32, hv * gate_width(c), {.draw = Draw::kUniform});
   }
   if (c.op.update == Update::kDelta) add("beta", p.beta_dtype, t * hv, {});
   if (c.op.update == Update::kEraseWrite) {
-    add("erase", p.beta_dtype, t * hv * kKeyDim, {});
-    add("write", p.beta_dtype, t * hv * kValueDim, {});
+    add("erase", p.beta_dtype, t * hv * c.key_dim, {});
+    add("write", p.beta_dtype, t * hv * c.value_dim, {});
   }
-  const std::int64_t states = c.sequences * hv * kKeyDim * kValueDim;
-  add("initial_state", p.state_dtype, states, {.a = 0, .b = .1f});
-  add_output("out", p.dtype, t * hv * kValueDim);
-  if (c.pass == Pass::kStep)
-    buffers_["initial_state"].written = true;  // in place
-  else
-    add_output("final_state", p.state_dtype, states);
+  add("initial_state", p.state_dtype, slots() * slot_stride(), {.a = 0, .b = .1f});
+  if (c.drafts != Drafts::kCommit) add_output("out", p.dtype, t * hv * c.value_dim);
+  if (c.pass == Pass::kForward) add_output("final_state", p.state_dtype, slots() * slot_stride());
+  if (c.drafts == Drafts::kReplay) add_output("replay", DType::kFloat32, replay_elements(p, t));
+  draft_indices();
   if (c.pass == Pass::kForward && c.sequences > 1) {
     std::vector<std::int32_t> offsets{0};
     for (const std::int64_t length : lengths_of(c))
       offsets.push_back(offsets.back() + static_cast<std::int32_t>(length));
-    const std::size_t bytes = offsets.size() * sizeof(std::int32_t);
-    Buffer& to = buffers_["cu_seqlens"];
-    to = {machine.allocate(bytes), DType::kInt32, static_cast<std::int64_t>(offsets.size()), true};
-    machine.upload(to.data.get(), offsets.data(), bytes);
+    add_indices("cu_seqlens", offsets);
   }
+}
+
+// Slots of the states, and elements from one to the next.
+std::int64_t Call::slots() const {
+  const std::int64_t used =
+      case_.sequences * (case_.drafts == Drafts::kColumns ? 1 + case_.tokens : 1);
+  return case_.scattered ? 2 * used : used;
+}
+std::int64_t Call::slot_stride() const {
+  constexpr std::int64_t kGap = 4096;  // a page holds more than the state
+  return std::int64_t{case_.value_heads} * case_.key_dim * case_.value_dim +
+         (case_.scattered ? kGap : 0);
+}
+
+void Call::draft_indices() {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(slots()));
+  std::iota(ids.begin(), ids.end(), 0);
+  if (case_.scattered)
+    for (std::size_t i = ids.size(); i > 1; --i)
+      std::swap(ids[i - 1], ids[random_bits(seed_, i) % i]);
+  const auto n = static_cast<std::ptrdiff_t>(case_.sequences);
+  if (case_.scattered || case_.drafts == Drafts::kColumns)
+    add_indices("read_slots", {ids.begin(), ids.begin() + n});
+  if (case_.drafts == Drafts::kColumns)
+    add_indices("write_slots", {ids.begin() + n, ids.begin() + n * (1 + case_.tokens)});
+  else if (case_.scattered)
+    add_indices("write_slots", {ids.begin(), ids.begin() + n});
+  if (case_.drafts != Drafts::kTree) return;
+  std::vector<std::int32_t> parents;
+  for (std::int64_t i = 0; i < case_.total_tokens(); ++i)
+    parents.push_back(static_cast<std::int32_t>((i % case_.tokens + 1) / 2 - 1));
+  add_indices("parents", parents);
 }
 
 template <class Args>
@@ -112,20 +141,38 @@ Args Call::args() const {
   a.tokens = case_.total_tokens();
   a.sequences = case_.sequences;
   if (buffers_.contains("cu_seqlens")) a.cu_seqlens = buffers_.at("cu_seqlens").data.get();
-  a.q = tensor("q", case_.heads, kKeyDim);
-  a.k = tensor("k", case_.heads, kKeyDim);
-  a.v = tensor("v", hv, kValueDim);
-  a.g = tensor("g", hv, gate_width(case_.op));
+  a.q = tensor("q", case_.heads, case_.key_dim);
+  a.k = tensor("k", case_.heads, case_.key_dim);
+  a.v = tensor("v", hv, case_.value_dim);
+  a.g = tensor("g", hv, gate_width(case_));
   if (case_.op.gate == Gate::kHeadConstant) a.g.sequence_stride = a.g.token_stride = 0;
   a.beta = tensor("beta", hv, 1);
-  a.erase = tensor("erase", hv, kKeyDim);
-  a.write = tensor("write", hv, kValueDim);
+  a.erase = tensor("erase", hv, case_.key_dim);
+  a.write = tensor("write", hv, case_.value_dim);
   a.a_log = floats("a_log");
   a.dt_bias = floats("dt_bias");
   if (problem_.gate_input == GateInput::kBounded) a.lower_bound = kLowerBound;
-  a.out = tensor("out", hv, kValueDim);
+  a.out = tensor("out", hv, case_.value_dim);
   a.initial_state = state("initial_state");
-  a.final_state = state(std::is_same_v<Args, StepArgs> ? "initial_state" : "final_state");
+  if constexpr (std::is_same_v<Args, StepArgs>) {
+    const auto indices = [&](const char* name) {
+      const auto found = buffers_.find(name);
+      return found == buffers_.end() ? nullptr
+                                     : static_cast<const std::int32_t*>(found->second.data.get());
+    };
+    a.parents = indices("parents");
+    a.read_slots = indices("read_slots");
+    if (case_.drafts == Drafts::kTree || case_.drafts == Drafts::kReplay) {
+      if (case_.drafts == Drafts::kReplay)
+        a.replay = static_cast<float*>(buffers_.at("replay").data.get());
+      return a;
+    }
+    a.final_state = a.initial_state;
+    a.write_slots = indices("write_slots");
+    if (case_.drafts == Drafts::kColumns) a.write_slot_stride = case_.tokens;
+  } else {
+    a.final_state = state("final_state");
+  }
   return a;
 }
 template ForwardArgs Call::args<ForwardArgs>() const;
@@ -140,7 +187,10 @@ std::int64_t Call::input_bytes() const {
 std::int64_t Call::traffic_bytes() const {
   std::int64_t bytes = 0;
   for (const auto& [name, buffer] : buffers_)
-    bytes += (buffer.read ? buffer.bytes() : 0) + (buffer.written ? buffer.bytes() : 0);
+    if (case_.pass == Pass::kForward || name != "initial_state")
+      bytes += (buffer.read ? buffer.bytes() : 0) + (buffer.written ? buffer.bytes() : 0);
+  // Of a pool, the states that are read and stored.
+  if (case_.pass == Pass::kStep) bytes += static_cast<std::int64_t>(floor_bytes(case_));
   return bytes;
 }
 
@@ -159,6 +209,13 @@ void Call::add(const std::string& name, DType dtype, std::int64_t count, Fill fi
   machine_.fill(buffer.data.get(), dtype, count, fill);
 }
 
+void Call::add_indices(const std::string& name, const std::vector<std::int32_t>& values) {
+  const std::size_t bytes = values.size() * sizeof(std::int32_t);
+  Buffer& to = buffers_[name];
+  to = {machine_.allocate(bytes), DType::kInt32, static_cast<std::int64_t>(values.size()), true};
+  machine_.upload(to.data.get(), values.data(), bytes);
+}
+
 // Poisoned: what a run leaves out shows.
 void Call::add_output(const std::string& name, DType dtype, std::int64_t count) {
   constexpr float kNaN = __builtin_nanf("");
@@ -174,8 +231,10 @@ Tensor Call::tensor(const std::string& name, std::int64_t heads, std::int64_t di
 }
 
 State Call::state(const std::string& name) const {
-  return contiguous_state(buffers_.at(name).data.get(), case_.sequences, case_.value_heads, kKeyDim,
-                          kValueDim);
+  State pool = contiguous_state(buffers_.at(name).data.get(), slots(), case_.value_heads,
+                                case_.key_dim, case_.value_dim);
+  pool.slot_stride = slot_stride();
+  return pool;
 }
 
 void Call::put(const Buffer& to, const std::vector<float>& values) const {

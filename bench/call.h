@@ -38,6 +38,7 @@ class Call {
 
   // The inputs of another call on this case, by value.
   void take_inputs(const Call& from);
+  bool has(const std::string& name) const { return buffers_.contains(name); }
   std::vector<float> values(const std::string& name) const;
 
  private:
@@ -50,7 +51,11 @@ class Call {
   };
 
   void add(const std::string& name, DType dtype, std::int64_t count, Fill fill);
+  void add_indices(const std::string& name, const std::vector<std::int32_t>& values);
   void add_output(const std::string& name, DType dtype, std::int64_t count);
+  void draft_indices();
+  std::int64_t slots() const;
+  std::int64_t slot_stride() const;
   Tensor tensor(const std::string& name, std::int64_t heads, std::int64_t dim) const;
   State state(const std::string& name) const;
   void put(const Buffer& to, const std::vector<float>& values) const;

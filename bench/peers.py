@@ -41,6 +41,9 @@ class Case:
     value_heads: int
     key_dim: int
     value_dim: int
+    layout: str
+    drafts: str
+    scattered: int
     dtype: str
     state_dtype: str
     floor_bytes: int
@@ -53,6 +56,11 @@ class Case:
     @property
     def step(self) -> bool:
         return self.kind == "step"
+
+    def expect_plain(self) -> None:
+        """Dense states [V, K] and a new one for each sequence; the rest is linattn-bench's alone."""
+        if self.layout != "value_key" or self.drafts != "none" or self.scattered:
+            raise Declines("only linattn-bench times slots, drafts and [K, V]")
 
     @property
     def tokens(self) -> int:

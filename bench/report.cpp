@@ -42,18 +42,18 @@ std::string last_line(std::string text) {
 }  // namespace
 
 std::string table_head() {
-  return format("%-34s %-18s %9s %9s %9s %8s %8s %9s  %s", "case", "implementation", "ms", "floor",
+  return format("%-44s %-18s %9s %9s %9s %8s %8s %9s  %s", "case", "implementation", "ms", "floor",
                 "of floor", "of copy", "host us", "workspace", "timed as");
 }
 
 std::string table_line(Machine& machine, const TimedCase& c, const Measurement& m) {
   const std::string name = name_of(c);
   if (!m.refusal.empty())
-    return format("%-34s refused: %.400s", name.c_str(), last_line(m.refusal).c_str());
+    return format("%-44s refused: %.400s", name.c_str(), last_line(m.refusal).c_str());
   const double floor = floor_seconds(machine, c);
   const std::string host =
       m.host_seconds > 0 ? format("%.1f", m.host_seconds * 1e6) : std::string("-");
-  return format("%-34s %-18s %9.4f %9.4f %9s %8s %8s %8.1f%%  %s", name.c_str(),
+  return format("%-44s %-18s %9.4f %9.4f %9s %8s %8s %8.1f%%  %s", name.c_str(),
                 m.implementation.c_str(), m.seconds * 1e3, floor * 1e3,
                 percent(floor / m.seconds).c_str(), percent(share_of_copy(machine, m)).c_str(),
                 host.c_str(),
@@ -62,14 +62,14 @@ std::string table_line(Machine& machine, const TimedCase& c, const Measurement& 
 }
 
 std::string check_head() {
-  return format("%-34s %-18s %10s %10s", "case", "implementation", "out", "state");
+  return format("%-44s %-18s %10s %10s", "case", "implementation", "out", "state");
 }
 
 std::string check_line(const TimedCase& c, const Check& result) {
   const std::string name = name_of(c);
   if (!result.refusal.empty())
-    return format("%-34s refused: %.400s", name.c_str(), last_line(result.refusal).c_str());
-  return format("%-34s %-18s %10.2e %10.2e%s", name.c_str(), result.implementation.c_str(),
+    return format("%-44s refused: %.400s", name.c_str(), last_line(result.refusal).c_str());
+  return format("%-44s %-18s %10.2e %10.2e%s", name.c_str(), result.implementation.c_str(),
                 result.out_error, result.state_error, result.passed() ? "" : "  FAILED");
 }
 
@@ -83,8 +83,11 @@ Json describe(const TimedCase& c) {
       .add("lengths", lengths_of(c))
       .add("heads", c.heads)
       .add("value_heads", c.value_heads)
-      .add("key_dim", kKeyDim)
-      .add("value_dim", kValueDim)
+      .add("key_dim", c.key_dim)
+      .add("value_dim", c.value_dim)
+      .add("layout", c.layout == StateLayout::kKeyValue ? "key_value" : "value_key")
+      .add("drafts", name_of(c.drafts))
+      .add("scattered", static_cast<int>(c.scattered))
       .add("dtype", to_string(c.dtype))
       .add("state_dtype", to_string(c.state_dtype))
       .add("floor_bytes", static_cast<std::int64_t>(floor_bytes(c)));

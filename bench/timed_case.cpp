@@ -16,6 +16,7 @@ constexpr std::int64_t kRaggedTokens = 8192;  // their sum
 constexpr Gates kBoth{kForget | kLong};
 constexpr Device::Type kCpu = Device::Type::kCpu;
 constexpr DType kBf16 = DType::kBFloat16, kFp32 = DType::kFloat32;
+constexpr StateLayout kKeyValue = StateLayout::kKeyValue;
 
 // THE table. `gates` may hold several settings.
 constexpr TimedCase kTable[] = {
@@ -72,8 +73,72 @@ constexpr TimedCase kTable[] = {
      .heads = 32,
      .pass = Pass::kStep,
      .state_dtype = kBf16},
-    {.op = kda, .sequences = 32, .tokens = 4, .heads = 32, .pass = Pass::kStep},
-    {.op = gdn, .sequences = 32, .tokens = 1, .heads = 16, .value_heads = 32, .pass = Pass::kStep},
+    {.op = gdn, .sequences = 64, .tokens = 1, .heads = 32, .pass = Pass::kStep},
+    {.op = gla, .sequences = 64, .tokens = 1, .heads = 32, .pass = Pass::kStep},
+    {.op = lightning,
+     .sequences = 64,
+     .tokens = 1,
+     .heads = 32,
+     .gates = kFixed,
+     .pass = Pass::kStep},
+    {.op = kda, .sequences = 64, .tokens = 1, .heads = 32, .pass = Pass::kStep},
+    {.op = kda,
+     .sequences = 64,
+     .tokens = 1,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .state_dtype = kBf16},
+    {.op = kda,
+     .sequences = 64,
+     .tokens = 1,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .layout = kKeyValue},
+    {.op = kda,
+     .sequences = 64,
+     .tokens = 1,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .state_dtype = kBf16,
+     .layout = kKeyValue},
+    {.op = kda, .sequences = 64, .tokens = 1, .heads = 32, .pass = Pass::kStep, .scattered = true},
+    {.op = kda,
+     .sequences = 64,
+     .tokens = 1,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .key_dim = 96,
+     .value_dim = 192},
+    {.op = gdn, .sequences = 64, .tokens = 1, .heads = 16, .value_heads = 32, .pass = Pass::kStep},
+    // Drafts.
+    {.op = kda, .sequences = 64, .tokens = 2, .heads = 32, .pass = Pass::kStep},
+    {.op = kda, .sequences = 64, .tokens = 4, .heads = 32, .pass = Pass::kStep},
+    {.op = kda, .sequences = 64, .tokens = 8, .heads = 32, .pass = Pass::kStep},
+    {.op = kda,
+     .sequences = 64,
+     .tokens = 4,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .drafts = Drafts::kColumns},
+    {.op = kda,
+     .sequences = 64,
+     .tokens = 4,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .drafts = Drafts::kReplay},
+    {.op = gla,
+     .sequences = 64,
+     .tokens = 4,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .dtype = kFp32,
+     .drafts = Drafts::kCommit},
+    {.op = kda,
+     .sequences = 64,
+     .tokens = 8,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .drafts = Drafts::kTree},
     // The CPU rows, op by op.
     {.op = kda, .tokens = 2048, .heads = 8, .device = kCpu, .dtype = kFp32, .score = true},
     {.op = gdn, .tokens = 2048, .heads = 8, .device = kCpu, .dtype = kFp32, .score = true},
@@ -124,12 +189,22 @@ std::string name_of(Gates gates) {
 
 std::string name_of(Pass pass) { return pass == Pass::kStep ? "step" : "forward"; }
 
+std::string name_of(Drafts drafts) {
+  constexpr const char* kNames[] = {"none", "columns", "tree", "replay", "commit"};
+  return kNames[static_cast<int>(drafts)];
+}
+
 std::string name_of(const TimedCase& c) {
   std::string name = c.device == kCpu ? "cpu_" : "";
   name += to_string(c.op) + (c.pass == Pass::kStep ? "_step_" : "_");
   name += c.ragged ? "ragged" : std::to_string(c.sequences) + "x";
   name += std::to_string(c.tokens) + "_h" + std::to_string(c.heads);
   if (c.value_heads != c.heads) name += "_hv" + std::to_string(c.value_heads);
+  if (c.key_dim != 128 || c.value_dim != 128)
+    name += "_" + std::to_string(c.key_dim) + "x" + std::to_string(c.value_dim);
+  if (c.layout == kKeyValue) name += "_key_value";
+  if (c.scattered) name += "_scattered";
+  if (c.drafts != Drafts::kNone) name += "_" + name_of(c.drafts);
   if (c.state_dtype != kFp32) name += "_state_" + to_string(c.state_dtype);
   return name + "_" + name_of(c.gates);
 }
@@ -143,21 +218,26 @@ std::vector<std::int64_t> lengths_of(const TimedCase& c) {
 }
 
 double floor_bytes(const TimedCase& c) {
-  if (c.pass == Pass::kStep)
-    return 2.0 * static_cast<double>(size_of(c.state_dtype)) * static_cast<double>(c.sequences) *
-           c.value_heads * kKeyDim * kValueDim;
-  const double gate = c.op.gate == Gate::kChannel ? kKeyDim : c.op.gate == Gate::kHead ? 1 : 0;
-  const double activations = 2.0 * c.heads * kKeyDim + 2.0 * c.value_heads * kValueDim;
+  if (c.pass == Pass::kStep) {
+    const double stored = c.drafts == Drafts::kColumns ? static_cast<double>(c.tokens)
+                          : c.drafts == Drafts::kTree || c.drafts == Drafts::kReplay ? 0
+                                                                                     : 1;
+    return (1 + stored) * static_cast<double>(size_of(c.state_dtype)) *
+           static_cast<double>(c.sequences) * c.value_heads * c.key_dim * c.value_dim;
+  }
+  const double gate = c.op.gate == Gate::kChannel ? c.key_dim : c.op.gate == Gate::kHead ? 1 : 0;
+  const double activations = 2.0 * c.heads * c.key_dim + 2.0 * c.value_heads * c.value_dim;
   return static_cast<double>(c.total_tokens()) *
          (activations * static_cast<double>(size_of(c.dtype)) + gate * c.value_heads * 2);
 }
 
 double multiply_adds(const TimedCase& c) {
-  constexpr double kState = static_cast<double>(kKeyDim) * kValueDim, kChunk = 32;
+  constexpr double kChunk = 32;
+  const double state = static_cast<double>(c.key_dim) * c.value_dim;
   const double each =
       c.op.update == Update::kAdd
-          ? 2 * kState + kChunk / 2 * (kKeyDim + kValueDim)
-          : 3 * kState + kChunk / 2 * (3 * kKeyDim + kValueDim) + kChunk * kChunk / 6;
+          ? 2 * state + kChunk / 2 * (c.key_dim + c.value_dim)
+          : 3 * state + kChunk / 2 * (3 * c.key_dim + c.value_dim) + kChunk * kChunk / 6;
   return static_cast<double>(c.total_tokens()) * c.value_heads * each;
 }
 

@@ -19,7 +19,15 @@ enum Gates : std::uint8_t {
   kFixed = 8,      // the op's own constants, or no gate
 };
 
-constexpr std::int32_t kKeyDim = 128, kValueDim = 128;
+// What a step does with the states of its tokens.
+enum class Drafts : std::uint8_t {
+  kNone,     // stores the last one
+  kColumns,  // stores each in a slot of its own
+  kTree,     // stores none; each token continues the one that half its number has
+  kReplay,   // stores none, but a replay record
+  kCommit,   // has neither q nor out: the inputs are such a record
+};
+
 constexpr float kLowerBound = -5;  // of bounded gates
 constexpr double kFloorBandwidth = 4.3e12;
 
@@ -32,6 +40,10 @@ struct TimedCase {
   Device::Type device = Device::Type::kCuda;
   DType dtype = DType::kBFloat16;  // q, k, v, out
   DType state_dtype = DType::kFloat32;
+  std::int32_t key_dim = 128, value_dim = 128;
+  StateLayout layout = StateLayout::kValueKey;
+  Drafts drafts = Drafts::kNone;  // of a step
+  bool scattered = false;         // of a step: states in random slots of a pool with gaps
   bool ragged = false;
   bool score = false;  // among those that `make score` times
 
@@ -45,12 +57,13 @@ const std::vector<TimedCase>& timed_cases();
 std::string name_of(const TimedCase&);
 std::string name_of(Gates);
 std::string name_of(Pass);
+std::string name_of(Drafts);
 
 // Tokens of each sequence.
 std::vector<std::int64_t> lengths_of(const TimedCase&);
 
 // Bytes of the floor. Forward: q, k, v, the gate as 16 bits and out, each once. Step: every state,
-// read once and written once.
+// read once, and every one that is stored, written once.
 double floor_bytes(const TimedCase&);
 
 // Multiply-adds of the chunked form at 32 tokens a chunk, each triangle counted once.
