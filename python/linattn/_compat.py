@@ -199,8 +199,10 @@ def dense_matrix(state: Tensor | None) -> Tensor | None:
 
 def parameter(door: str, name: str, x: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     """A gate parameter in the library's shape and dtype; FLA takes any shape of as many elements."""
-    if x is None:
-        return None
+    import torch
+
+    if x is None or (x.shape == shape and x.dtype == torch.float32 and x.is_contiguous()):
+        return x
     count = 1
     for n in shape:
         count *= n

@@ -26,8 +26,10 @@ def _split(
     door: str, name: str, x: Tensor, rows: tuple[int, int], heads: tuple[int, ...]
 ) -> Tensor:
     """x as [B, T, *heads], a view of any of its shapes: tokens as one axis or two, heads as one axis or apart."""
-    tokens, width = rows[0] * rows[1], math.prod(heads)
     shape = tuple(x.shape)
+    if shape == (*rows, *heads):
+        return x
+    tokens, width = rows[0] * rows[1], math.prod(heads)
     flat = shape in ((tokens, *heads), (tokens, width))
     if not flat and shape not in ((*rows, *heads), (*rows, width)):
         allowed = ((*rows, *heads), (*rows, width), (tokens, *heads), (tokens, width))

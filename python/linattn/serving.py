@@ -167,9 +167,7 @@ def _serve(
     **call: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """FLA's rules of where states come from and go to; call holds the rest of the step."""
-    q, k, v, g, beta = (call[name] for name in ("q", "k", "v", "g", "beta"))
-    compat.check_tensors(door, q, k, v, {"g": g, "beta": beta})
-    compat.check_beta(door, v, beta)
+    q, v, cu_seqlens = call["q"], call["v"], call["cu_seqlens"]
     for name, x in (("q", q), ("v", v)):
         if x.dim() != 4:
             raise ValueError(f"{door}: {name} has shape {list(x.shape)}; expected 4 axes")
@@ -181,7 +179,6 @@ def _serve(
     )
     ids = int32(door, "ssm_state_indices", ssm_state_indices)
     accepted = int32(door, "num_accepted_tokens", num_accepted_tokens)
-    cu_seqlens = call["cu_seqlens"]
     if cu_seqlens is None:
         _check_ids(door, q.shape[0], q.shape[1], ids, accepted)
     else:
@@ -214,7 +211,12 @@ def _serve(
         else:
             states = read_only(initial_state, start)
     layout = "value_key" if state_v_first else "key_value"
-    return step(door, _FLA_WORDS, **call, **states, state_layout=layout, out=out)
+    try:
+        return step(door, _FLA_WORDS, **call, **states, state_layout=layout, out=out)
+    except ValueError:
+        compat.check_tensors(door, q, call["k"], v, {"g": call["g"], "beta": call["beta"]})
+        compat.check_beta(door, v, call["beta"])
+        raise
 
 
 def fused_recurrent_kda_fwd(
