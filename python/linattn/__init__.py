@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear-attention kernels: KDA, GDN, GLA, Lightning and their relatives.
 
-Drop-in doors with the parameters of flash-linear-attention 0.6.0 (PyTorch; docs/fla.md), and under them the native
-doors `forward` and `step` (PyTorch, NumPy, CuPy and eager JAX). Importing this package imports none of them.
+Drop-in doors with the parameters of flash-linear-attention 0.6.0 (PyTorch; docs/fla.md), doors for servers
+(docs/serving.md), and under them the native doors `forward` and `step` (PyTorch, NumPy, CuPy and eager JAX).
+Importing this package imports none of them.
 """
 
 from . import _native
 from ._call import commit, forward, replay_size, step
 from ._problem import Problem, explain, implementations, set_threads
+from .decode import (
+    fused_sigmoid_gating_delta_rule_update,
+    kda_decode,
+    kda_decode_mtp,
+    kda_packed_decode,
+    linear_attention_decode,
+)
 from .delta_product import chunk_gated_delta_product
 from .delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
 from .gdn import (
@@ -27,6 +35,7 @@ from .lightning import (
 )
 from .linear_attn import chunk_linear_attn, fused_recurrent_linear_attn
 from .op import OPS, Op
+from .serving import fused_recurrent_gated_delta_rule_fwd, fused_recurrent_kda_fwd
 
 __version__ = str(_native.version())
 
@@ -50,15 +59,22 @@ __all__ = [
     "forward",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule_fwd",
     "fused_recurrent_gdn",
     "fused_recurrent_gdn2",
     "fused_recurrent_gla",
     "fused_recurrent_kda",
+    "fused_recurrent_kda_fwd",
     "fused_recurrent_lightning_attn",
     "fused_recurrent_linear_attn",
     "fused_recurrent_retention",
     "fused_recurrent_simple_gla",
+    "fused_sigmoid_gating_delta_rule_update",
     "implementations",
+    "kda_decode",
+    "kda_decode_mtp",
+    "kda_packed_decode",
+    "linear_attention_decode",
     "replay_size",
     "set_threads",
     "step",

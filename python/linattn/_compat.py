@@ -199,8 +199,10 @@ def dense_matrix(state: Tensor | None) -> Tensor | None:
 
 def parameter(door: str, name: str, x: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     """A gate parameter in the library's shape and dtype; FLA takes any shape of as many elements."""
-    if x is None:
-        return None
+    import torch
+
+    if x is None or (x.shape == shape and x.dtype == torch.float32 and x.is_contiguous()):
+        return x
     count = 1
     for n in shape:
         count *= n
@@ -300,7 +302,7 @@ def run(
                 return done
     if check is not None:
         check(door, q=q, k=k, v=v, g=g, beta=beta, b=erase, w=write, initial_state=initial_state)
-    _check_tensors(door, q, k, v, {"g": g, "beta": beta, "b": erase, "w": write})
+    check_tensors(door, q, k, v, {"g": g, "beta": beta, "b": erase, "w": write})
     check_sequences(door, q, initial_state, cu_seqlens)
     given = (q, k, v, g, beta, A_log, dt_bias, initial_state, erase, write)
     usable = _usable(door, *given)
@@ -375,7 +377,7 @@ def _run_carefully(
     return done
 
 
-def _check_tensors(
+def check_tensors(
     door: str, q: Tensor, k: Tensor, v: Tensor, others: dict[str, Tensor | None]
 ) -> None:
     import torch
@@ -390,7 +392,7 @@ def _check_tensors(
             refuse(door, "dtype", f"{name} is {dtype_name(x)}")
     if not q.dtype == k.dtype == v.dtype:
         refuse(door, "dtype", f"q, k, v are {', '.join(map(dtype_name, (q, k, v)))}")
-    b, w = others["b"], others["w"]
+    b, w = others.get("b"), others.get("w")
     if b is not None and b.dtype != w.dtype:
         refuse(door, "dtype", f"b is {dtype_name(b)}, w is {dtype_name(w)}")
 

@@ -191,7 +191,7 @@ def fused_recurrent_kda(
 ) -> tuple[Tensor, Tensor | None]:
     """KDA with FLA's arguments for a few tokens; shapes, dtypes and results as `chunk_kda`. Differentiable here.
 
-    initial_state may have any float dtype. For a pool of states in place see `linattn.step`.
+    initial_state may have any float dtype. For a pool of states in place see `fused_recurrent_kda_fwd`.
     """
     door = "fused_recurrent_kda"
     if kwargs:

@@ -18,13 +18,13 @@ void launch_tile(const Problem& problem, const RecurrentArgs& args, Queue queue)
       Tile::kKeysPerLane * Tile::kColumnsPerLane * Tile::kThreads * static_cast<int>(sizeof(float));
   static_assert(sizeof(RecurrentStorage<Tile>) <= 48 * 1024);
   const auto tiles = [](std::int32_t dim) { return (dim + Tile::kColumns - 1) / Tile::kColumns; };
-  RecurrentParams params{problem,
-                         args,
-                         args.scale,
-                         tiles(problem.value_dim),
-                         0,
-                         std::max<std::int64_t>(args.sequences, 1),
-                         std::max<std::int64_t>(args.layers, 1)};
+  RecurrentParams params{};
+  params.problem = problem;
+  params.args = args;
+  params.scale = args.scale;
+  params.value_tiles = tiles(problem.value_dim);
+  params.sequences = std::max<std::int64_t>(args.sequences, 1);
+  params.layers = std::max<std::int64_t>(args.layers, 1);
   if (params.scale == 0) params.scale = 1 / std::sqrt(static_cast<float>(problem.key_dim));
   if (args.replay != nullptr) {
     const StepArgs record = commit_args(problem, args.replay, args.tokens, args.sequences);
