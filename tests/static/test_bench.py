@@ -50,6 +50,12 @@ def test_both_gate_settings_of_every_forward_case_are_timed(rows):
         # 32 states of 32 heads, fp32, read and written.
         ("kda_step_32x1_h32_forget", 2 * 32 * 32 * 128 * 128 * 4),
         ("kda_step_256x1_h32_state_bf16_forget", 2 * 256 * 32 * 128 * 128 * 2),
+        ("kda_step_64x1_h32_96x192_forget", 2 * 64 * 32 * 96 * 192 * 4),
+        # Read once, and written once, after each of four tokens, or not at all.
+        ("kda_step_64x4_h32_forget", 2 * 64 * 32 * 128 * 128 * 4),
+        ("kda_step_64x4_h32_columns_forget", 5 * 64 * 32 * 128 * 128 * 4),
+        ("kda_step_64x4_h32_replay_forget", 64 * 32 * 128 * 128 * 4),
+        ("gla_step_64x4_h32_commit_forget", 2 * 64 * 32 * 128 * 128 * 4),
         ("lightning_1x8192_h64_fixed", 4 * 8192 * 64 * 128 * 2),
     ],
 )
@@ -131,7 +137,7 @@ def test_the_comparison_lists_cases_and_libraries():
         "gdn_1x8192_h16_hv32_long",
         "gla_1x8192_h64_long",
         "lightning_8x1024_h96_fixed",
-        "kda_step_32x4_h32_forget",
+        "kda_step_64x4_h32_forget",
         "kda_step_256x1_h32_state_bf16_forget",
     ],
 )
