@@ -210,10 +210,6 @@ struct RecurrentBlock {
     }
     qk = warp_sum(qk);
     if (lane() == 0) smem.qk[i] = qk;
-    if (params.record_k.data != nullptr && first_column == 0 &&
-        head % (p.value_heads / p.heads) == 0)
-      for (int key = lane(); key < p.key_dim; key += 32)
-        record(params.record_k, t, key_head)[key] = smem.k[i][key];
 #pragma unroll
     for (int j = 0; j < kColumnsPerThread; ++j) {
       const int column = lane() + 32 * j;
@@ -406,7 +402,7 @@ struct RecurrentBlock {
     std::int64_t steps, leaf;  // leaf -1: a chain
 
     __device__ __forceinline__ int group(std::int64_t first) const {
-      return static_cast<int>(min(static_cast<std::int64_t>(Tile::kTokens), steps - first));
+      return static_cast<int>(min(std::int64_t{Tile::kTokens}, steps - first));
     }
   };
 
@@ -457,15 +453,27 @@ struct RecurrentBlock {
     }
     __syncthreads();
     if (transition) return;
+    if (params.record_v.data != nullptr) store_record(path, first);
+    if (a.out.data == nullptr) return;
     const bool last = first + count == path.steps;
     for (int x = threadIdx.x; x < count * Tile::kColumns; x += Tile::kThreads) {
       const int i = x / Tile::kColumns, column = x % Tile::kColumns;
       if (column >= columns || (tree && !(last && i == count - 1))) continue;
+      store_out(row_offset(a, a.out, s, token(path, first + i), head), column, smem.out[i][column]);
+    }
+  }
+
+  // What the group wrote, and once for the heads that share them, its keys. Tokens on the way to a
+  // tree's leaf are recorded again with the same bits.
+  __device__ __forceinline__ void store_record(const Path& path, std::int64_t first) const {
+    const int group = p.value_heads / p.heads;
+    for (int i = warp(); i < path.group(first); i += Tile::kWarps) {
       const std::int64_t t = token(path, first + i);
-      if (a.out.data != nullptr)
-        store_out(row_offset(a, a.out, s, t, head), column, smem.out[i][column]);
-      if (params.record_v.data != nullptr)
+      for (int column = lane(); column < columns; column += 32)
         record(params.record_v, t, head)[first_column + column] = smem.written[i][column];
+      if (first_column == 0 && head % group == 0)
+        for (int key = lane(); key < p.key_dim; key += 32)
+          record(params.record_k, t, head / group)[key] = smem.k[i][key];
     }
   }
 
@@ -474,7 +482,7 @@ struct RecurrentBlock {
     if (s.pad && !transition) return;
     const std::int64_t length = s.pad ? 0 : taken();
     const bool tree = a.parents != nullptr && length > 0;
-    Path path{tree ? 1 : length, tree ? 0 : -1};
+    Path path{tree ? std::int64_t{1} : length, tree ? 0 : -1};
     load_initial();
     bool initial = true;
     while (true) {

@@ -257,8 +257,8 @@ void with_mapping(std::int32_t key_dim, F&& f) {
   }
 }
 
-// The tiles. kTokens: that are staged together; kBlocks: on a multiprocessor; kForward: has what
-// only forward calls ask for, checkpoints and transitions.
+// The tiles. kTokens: that are staged together; kBlocks: on a
+// multiprocessor; kForward: has what only forward calls ask for, checkpoints and transitions.
 
 // Where states are most of the work: many blocks, each with few of their bytes on their way.
 template <class M, StateLayout kLayout, int kBytes>
@@ -266,7 +266,13 @@ struct VectorTile : M {
   using Matrix = VectorMatrix<M, kLayout, kBytes>;
   static constexpr bool kForward = false;
   static constexpr int kTokens = M::kKeys <= 128 ? 8 : 4;
-  static constexpr int kBlocks = M::kColumnsPerLane * M::kKeysPerLane <= 32 ? 5 : 3;
+  // Five blocks leave 96 registers a thread, which the code of sm_80 and sm_120 overflows by two.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+  static constexpr int kMost = 5;
+#else
+  static constexpr int kMost = 4;
+#endif
+  static constexpr int kBlocks = M::kColumnsPerLane * M::kKeysPerLane <= 32 ? kMost : 3;
 };
 
 template <class M>
