@@ -123,7 +123,8 @@ void check_pass(Machine& machine, Machine& host, const TimedCase& c,
   run_once(host, c, make_plan<Args>(host, oracle.problem(), "cpu.recurrent"), oracle);
   const std::string state = c.pass == Pass::kStep ? "initial_state" : "final_state";
   if (call.has("out")) result.out_error = relative_rms(call.values("out"), oracle.values("out"));
-  result.state_error = relative_rms(call.values(state), oracle.values(state));
+  const std::string kept = call.has("replay") ? "replay" : state;
+  result.state_error = relative_rms(call.values(kept), oracle.values(kept));
 }
 
 // Runs f, and turns a refusal into its text.

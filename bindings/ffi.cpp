@@ -168,6 +168,9 @@ void commit(const TVMFFIAny* packed, std::int32_t count) {
   draft.key_dim = static_cast<std::int32_t>(pool.shape[key_first ? 2 : 3]);
   draft.value_dim = static_cast<std::int32_t>(pool.shape[key_first ? 3 : 2]);
   draft.state_dtype = pool.expect_float();
+  if (draft.heads < 1) invalid("heads is " + std::to_string(draft.heads) + "; expected at least 1");
+  if (draft.value_heads < 1 || draft.key_dim < 1 || draft.value_dim < 1)
+    invalid("pool has shape " + pool.shape_text() + "; expected at least 1 of HV, K and V");
   if (counts.dims != 1) invalid("counts has shape " + counts.shape_text() + "; expected [N]");
   const std::int64_t sequences = counts.shape[0];
 

@@ -249,7 +249,8 @@ typedef struct linattn_step_args {
   // Of sequence n only the first counts[n] tokens are taken, 0 .. its length (clamped); the output
   // rows of the others are zero, and nothing is recorded of them. null: all.
   const int32_t* counts LINATTN_DEFAULT(nullptr);  // [N]
-  // The i-th of them is token picks[n, i] of the sequence: the accepted path of a tree. null: i.
+  // The i-th of them is token picks[n, i] of the sequence, each at most once: the accepted path of
+  // a tree. null: i.
   const int32_t* picks LINATTN_DEFAULT(nullptr);  // [N, picks_stride]
   int64_t picks_stride LINATTN_DEFAULT(0);
   // Commits of many layers in one call: layer l reads k, v and g at l layer_stride elements further

@@ -253,7 +253,7 @@ def step(
         accepted: int32 [N].  parents: int32 [B * T], a draft tree (-1: the initial state; None: a chain).
         replay: float32 [replay_size(...)], written: what `commit` needs to fold these tokens into the states later.
         counts: int32 [N]: only so many tokens of each sequence are taken; the others' rows are zero. None: all.
-        picks: int32 [N, columns]: which tokens of the sequence those are, in order. None: the first ones.
+        picks: int32 [N, columns]: which tokens of the sequence those are, in order, each at most once. None: the first.
 
     `pool=state` decodes in place. Nothing is differentiable.
     """
@@ -322,7 +322,8 @@ def commit(
     counts: int32 [N], accepted tokens of each sequence, 0 to its length (clamped).
     picks: int32 [N, columns], the accepted path of a draft tree: its tokens in order. None: the first ones.
     pools: int64 [layers], on the device: the addresses of the layers' pools, all like `pool` and as well aligned
-        (`pool` is one of them). One launch serves all layers. Keep them alive; nothing here does.
+        (`pool` is one of them). One launch serves all layers. Keep them alive; nothing here does. Not under
+        torch.compile, which cannot see what an address stands for.
     """
     framework = framework_of(replay)
     arrays = {
@@ -343,4 +344,4 @@ def commit(
     beta_input = None if op.update == "add" else "value"
     code = problem_code(op, gate_input, beta_input, False, state_layout)
     numbers = (int(heads), int(first_slot), int(sm_limit), implementation)
-    framework.commit(replay, [code, *arrays.values(), *numbers])
+    framework.commit(replay, [code, *arrays.values(), *numbers], pools)

@@ -92,7 +92,7 @@ class _Library:
             getattr(_native, which)(*lent, tvm_ffi.convert(allocate))
         self.wait(like)
 
-    def commit(self, like: Array, arguments: list[Any]) -> None:
+    def commit(self, like: Array, arguments: list[Any], pools: Array | None) -> None:
         self.call("commit", like, arguments)
 
     def stream_of(self, like: Array) -> Any:

@@ -69,8 +69,24 @@ def empty(shape: tuple[int, ...], dtype: str, like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
 
-def commit(like: Tensor, arguments: list[Any]) -> None:
-    if is_compiling() or _len_torch_dispatch_stack() or _is_tracing():
+def commit(like: Tensor, arguments: list[Any], pools: Tensor | None) -> None:
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    if is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise NotImplementedError(
+            "an input requires a gradient; commit has none: use torch.no_grad()"
+        )
+    if (
+        is_compiling()
+        or _are_functorch_transforms_active()
+        or _len_torch_dispatch_stack()
+        or _is_tracing()
+        or any(type(x) not in _PLAIN for x in tensors)
+    ):
+        if pools is not None:
+            raise NotImplementedError(
+                "pools is given and a compiler or a transform is active, which sees no addresses; expected "
+                "torch.compiler.disable around the commit, or one call for each pool"
+            )
         from . import _ops
 
         _ops.commit(arguments)

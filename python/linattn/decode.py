@@ -145,7 +145,7 @@ def _decode(
     layout = _LAYOUTS[state_layout]
     if every_state is not None:
         if not disable_state_update:
-            _check_written_once(door, words, ids)
+            _check_written_once(door, words, pool, ids)
         each, states = _every_state(door, every_state, pool, ids, q.shape[:2], (HV, *matrix))
         given = {
             "initial_state": pool,
@@ -196,8 +196,14 @@ def _decode(
     return o.transpose(0, 1) if flip else o
 
 
-def _check_written_once(door: str, words: dict[str, str], ids: Tensor | None) -> None:
-    """On the CPU, where ids can be seen, and before the first of two calls."""
+def _check_written_once(door: str, words: dict[str, str], pool: Tensor, ids: Tensor | None) -> None:
+    """Before the first of two calls; ids on the CPU, where they can be seen."""
+    extent = (pool.shape[1] - 1) * pool.stride(1) + pool.shape[2] * pool.shape[3]
+    if pool.shape[0] > 1 and pool.stride(0) < extent:
+        raise ValueError(
+            f"{door}: {words['final_state']} has stride {pool.stride(0)} on its first axis; expected at least "
+            f"{extent}, since slots are written and must not overlap"
+        )
     if ids is None or ids.device.type != "cpu":
         return
     kept = ids[ids >= 0]
@@ -377,6 +383,8 @@ def kda_packed_decode(
         got = "None" if state is None else f"of shape {list(state.shape)}"
         raise ValueError(f"{door}: state is {got}; expected a pool [slots, HV, V, K]")
     _, HV, V, K = state.shape
+    if K == 0:
+        raise ValueError(f"{door}: state has shape {list(state.shape)}; expected K of at least 1")
     width = mixed_qkv.shape[1]
     H, left = divmod(width - HV * V, 2 * K)
     if left or H < 1:

@@ -222,7 +222,14 @@ linattn_status linattn_plan_explain(const linattn_plan* plan, const void* args, 
 linattn_status linattn_commit_problem(const linattn_problem* problem, linattn_problem* commit) {
   return guarded([&] {
     if (commit == nullptr) throw_invalid("commit is null; expected where to put the problem");
-    *commit = linattn::to_c(linattn::commit_problem(from_c(problem)));
+    // As much as the caller's struct holds.
+    const std::size_t size = commit->size;
+    if (size < offsetof(linattn_problem, max_sequences))
+      throw_invalid("commit.size is " + std::to_string(size) +
+                    "; expected sizeof(linattn_problem)");
+    linattn_problem made = linattn::to_c(linattn::commit_problem(from_c(problem)));
+    made.size = size;
+    std::memcpy(static_cast<void*>(commit), &made, std::min(size, sizeof made));
   });
 }
 

@@ -261,6 +261,8 @@ class CallCheck {
           });
     }
     state_outputs(a_.write_slot_stride);
+    if (a_.tokens > 0 && !wants_out() && a_.replay == nullptr)
+      present(a_.final_state.data, "final_state", "q and out are absent");
     chosen_tokens();
     layers();
     aligned(a_.replay, "replay", 4);
@@ -289,13 +291,18 @@ class CallCheck {
       absent(a_.parents, "parents", "picks is given, which are a path already");
     }
     if (!host_ || a_.picks == nullptr) return;
+    std::unordered_set<std::int32_t> seen;
     for (std::int64_t n = 0; n < a_.sequences; ++n) {
       std::int64_t count = length(n);
       if (a_.counts != nullptr) count = std::clamp<std::int64_t>(a_.counts[n], 0, count);
+      seen.clear();
       for (std::int64_t i = n * a_.picks_stride, end = i + std::min(count, a_.picks_stride);
-           i < end; ++i)
+           i < end; ++i) {
         expect(a_.picks[i] >= 0 && a_.picks[i] < length(n), {"picks", i}, a_.picks[i],
                [&] { return "a token of its sequence, under " + std::to_string(length(n)); });
+        expect(seen.insert(a_.picks[i]).second, {"picks", i}, a_.picks[i],
+               "a token that is not picked before");
+      }
     }
   }
 
@@ -313,9 +320,18 @@ class CallCheck {
     absent(a_.replay, "replay", set);
     if (p_.op.update != Update::kAdd)
       refuse("problem.op.update", "not add", "add, since layers is set: a commit's op");
+    if (p_.op.gate == Gate::kHeadConstant)
+      refuse("problem.op.gate", "a constant per head", "one that tokens have, since layers is set");
+    if (p_.op.gate != Gate::kNone && p_.gate_input != GateInput::kLogDecay)
+      refuse("problem.gate_input", "not log decay", "log decay, since layers is set");
     if (a_.initial_state.data != a_.final_state.data)
       refuse("final_state", "another than initial_state", "initial_state, since layers is set");
     present(a_.final_state.data, "final_state", "layers is set, and it describes the pools");
+    if (!host_) return;
+    for (std::int64_t layer = 0; layer < a_.layers; ++layer) {
+      present(a_.pools[layer], {"pools", layer}, "layers is set");
+      aligned(a_.pools[layer], {"pools", layer}, size_of(p_.state_dtype));
+    }
   }
 
   struct Named {

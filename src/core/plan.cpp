@@ -103,10 +103,9 @@ std::string refusal_of_call(const Implementation<Args>& row, const Problem& prob
 
 // Why the row is not asked first; a plan that is pinned to it asks it all the same.
 template <class Args>
-std::string yields_of_call(const Implementation<Args>& row, const Problem& problem,
+const char* yields_of_call(const Implementation<Args>& row, const Problem& problem,
                            const Args& args, const std::string& pinned) {
-  return row.yields_of == nullptr || !pinned.empty() ? std::string()
-                                                     : row.yields_of(problem, args);
+  return row.yields_of == nullptr || !pinned.empty() ? nullptr : row.yields_of(problem, args);
 }
 
 void check_workspace(Workspace workspace, std::size_t needed) {
@@ -218,7 +217,7 @@ void linattn_plan::run(const Args& args, Workspace workspace, Stream stream) con
       reasons += line(*row, refusal);
       continue;
     }
-    const bool yields = !yields_of_call(*row, problem, args, pinned).empty();
+    const bool yields = yields_of_call(*row, problem, args, pinned) != nullptr;
     if (taker == nullptr || !yields) taker = row;
     if (!yields) break;
   }
@@ -239,8 +238,9 @@ std::string linattn_plan::explain(const Args& args) const {
     if (refusal.empty()) refusal = refusal_of_call(*row, problem, args);
     if (refusal.empty() && !pinned.empty() && pinned != row->name)
       refusal = "the plan is pinned to " + pinned;
-    const std::string yields = yields_of_call(*row, problem, args, pinned);
-    if (refusal.empty() && !yields.empty()) refusal = "yields to a later one: " + yields;
+    const char* yields = yields_of_call(*row, problem, args, pinned);
+    if (refusal.empty() && yields != nullptr)
+      refusal = std::string("yields to a later one: ") + yields;
     text += line(*row, refusal);
   }
   return text;

@@ -43,8 +43,8 @@ struct Implementation {
   // The same for pointers, strides and counts of one call, which have passed check_arguments. null:
   // never refuses.
   std::string (*refusal_of)(const Problem&, const Args&) = nullptr;
-  // Why a later row does a call better that this one takes; empty: none does. null: never yields.
-  std::string (*yields_of)(const Problem&, const Args&) = nullptr;
+  // Why a later row does a call better that this one takes; null: none does. null: never yields.
+  const char* (*yields_of)(const Problem&, const Args&) = nullptr;
   // Monotone in both counts. null: 0.
   std::size_t (*workspace_bytes)(const Problem&, Sizes) = nullptr;
   // Enqueues, nothing more. The workspace is as large as workspace_bytes said.

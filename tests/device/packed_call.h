@@ -72,14 +72,18 @@ class PackedCall {
     indices("read_columns", n * kColumns);
     indices("write_columns", n * kColumns);
     indices("parents", t);
+    indices("counts", n);
+    indices("picks", n * kColumns);
+    add("replay", static_cast<std::size_t>(replay_elements(p, t)) * sizeof(float), true);
   }
 
   static constexpr std::int64_t kEntries = 8;  // of checkpoints, over all sequences
   static constexpr std::int64_t kColumns = 4;
 
   ForwardArgs forward;
+  bool picked = false;  // the step has counts and picks, and makes a record
 
-  // The step over the same memory: slots by columns and a tree.
+  // The step over the same memory: slots by columns, and a tree or picks.
   StepArgs step() {
     StepArgs s;
     std::memcpy(static_cast<void*>(&s), &forward, offsetof(ForwardArgs, start_positions));
@@ -89,7 +93,14 @@ class PackedCall {
     s.accepted = pointer("accepted");
     s.write_slots = pointer("write_columns");
     s.write_slot_stride = kColumns;
-    s.parents = pointer("parents");
+    if (!picked) {
+      s.parents = pointer("parents");
+      return s;
+    }
+    s.counts = pointer("counts");
+    s.picks = pointer("picks");
+    s.picks_stride = kColumns;
+    s.replay = static_cast<float*>(buffer("replay").data());
     return s;
   }
 

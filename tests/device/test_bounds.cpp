@@ -64,8 +64,9 @@ void set_garbage(PackedCall& call, Random& random, int trial) {
   call.set("checkpoint_offsets", entries);
   call.set("checkpoint_positions", garbage(random, trial, PackedCall::kEntries, 200));
   call.set("checkpoint_slots", garbage(random, trial, PackedCall::kEntries, kSlots));
-  for (const char* name : {"read_columns", "write_columns"})
+  for (const char* name : {"read_columns", "write_columns", "picks"})
     call.set(name, garbage(random, trial, n * PackedCall::kColumns, kSlots));
+  call.set("counts", garbage(random, trial, n, 8));
   call.set("parents", garbage(random, trial, static_cast<std::size_t>(tokens), 8));
 }
 
@@ -79,6 +80,7 @@ void run_garbage(std::int64_t tokens) {
       for_each_plan<Args>(call.problem(), [&](const auto& plan, const std::string&) {
         Random random(11);
         for (int trial = 0; trial < kTrials; ++trial) {
+          call.picked = trial % 2 == 1;
           call.upload();
           set_garbage(call, random, trial);
           call.run(plan);

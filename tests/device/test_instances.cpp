@@ -27,7 +27,7 @@ enum class Road {
   kColumns,     // step: accepted drafts, a state per token
   kTree,        // step: a draft tree
 };
-constexpr const char* kRoadNames[] = {"serving", "split",   "transition", "strong",
+constexpr const char* kRoadNames[] = {"serving", "split",  "transition", "strong",
                                       "many",    "decode", "columns",    "tree"};
 
 struct Instance {

@@ -105,8 +105,31 @@ def test_compiled_commit(rng):
         )
 
     fold(eager)
-    torch.compile(fold, fullgraph=True, backend="eager")(compiled)
+    # aot_eager makes a functional program first.
+    torch.compile(fold, fullgraph=True, backend="aot_eager")(compiled)
     assert torch.equal(eager, compiled) and not torch.equal(eager, pool)
+
+
+def test_what_a_compiler_or_a_gradient_would_lose_is_refused(rng):
+    record, pool = torch.zeros(linattn.replay_size("kda", 2, H, HV, K, V)), pool_of(2, rng)
+    call = {
+        "op": "kda",
+        "heads": H,
+        "replay": record,
+        "pool": pool,
+        "state_layout": "key_value",
+        "counts": slots(1, 1),
+    }
+    with pytest.raises(NotImplementedError, match="an input requires a gradient"):
+        linattn.commit(**call | {"replay": record.clone().requires_grad_()})
+    addresses = torch.tensor([pool.data_ptr()])
+
+    def fold(states):
+        linattn.commit(**call | {"pool": states, "replay": record[None], "pools": addresses})
+
+    with pytest.raises(Exception, match="pools is given"):
+        torch.compile(fold, fullgraph=True, backend="aot_eager")(pool)
+    fold(pool)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +145,8 @@ def test_compiled_commit(rng):
         ),
         ({"pools": torch.zeros(1, dtype=torch.int64)}, "expected [layers, a multiple of"),
         ({"state_layout": "rows"}, "state_layout is 'rows'"),
+        ({"heads": 0}, "heads is 0; expected at least 1"),
+        ({"pool": torch.zeros(2, HV, 0, 0)}, "expected at least 1 of HV, K and V"),
     ],
 )
 def test_refusals_name_the_argument(change, words):

@@ -339,6 +339,22 @@ const Refusal kRefusals[] = {
      kStep,
      [](C& c) { c.step.out.data = nullptr; },
      {"out is absent", "there are tokens"}},
+    {"picks_twice",
+     kStep,
+     [](C& c) {
+       c.parents = {0, 0, 0, 0, 0, 0, 0, 0};
+       c.step.picks = c.parents.data();
+       c.step.picks_stride = 2;
+     },
+     {"picks[1] is 0", "not picked before"}},
+    {"nowhere_to_write",
+     kStep,
+     [](C& c) {
+       c.step.q.data = c.step.out.data = c.step.final_state.data = nullptr;
+       c.step.write_slots = nullptr;
+       c.step.write_slot_stride = 0;
+     },
+     {"final_state is absent", "q and out are absent"}},
     {"layers_without_pools",
      kStep,
      [](C& c) { c.step.layers = 2; },

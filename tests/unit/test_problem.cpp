@@ -153,6 +153,16 @@ TEST(CommitProblem, IsTheAdditiveOpOverTheSameStates) {
   EXPECT_EQ(made.update, LINATTN_UPDATE_ADD);
   EXPECT_EQ(made.gate, LINATTN_GATE_HEAD);
   EXPECT_EQ(linattn_commit_problem(&asked, nullptr), LINATTN_INVALID_ARGUMENT);
+  // An older caller's struct is shorter.
+  linattn_problem old{};
+  old.size = offsetof(linattn_problem, qk_l2norm);
+  old.qk_l2norm = 77;
+  ASSERT_EQ(linattn_commit_problem(&asked, &old), LINATTN_OK);
+  EXPECT_EQ(old.size, offsetof(linattn_problem, qk_l2norm));
+  EXPECT_EQ(old.update, LINATTN_UPDATE_ADD);
+  EXPECT_EQ(old.qk_l2norm, 77);
+  old.size = 0;
+  EXPECT_EQ(linattn_commit_problem(&asked, &old), LINATTN_INVALID_ARGUMENT);
 
   const float record[5 * (2 * 8 + 6 * 16 + 6)]{};
   const StepArgs args = commit_args(draft, record, 4, 2);

@@ -134,17 +134,19 @@ std::string refusal_of(const Problem& p, const ForwardArgs& args) {
   return {};
 }
 
-// Of a few tokens, the states are most of the work, and chunks of 64 rows mostly padding. Of
-// lengths that only the device knows, the mean has to speak for all.
-constexpr std::int64_t kFewTokens = 16, kFewTokensInTheMean = 2;
-
-std::string yields_of(const Problem& p, const ForwardArgs& args) {
-  const bool packed = args.cu_seqlens != nullptr;
-  if (packed && p.batch_invariant) return {};  // the mean depends on the batch
-  const std::int64_t few = packed ? kFewTokensInTheMean : kFewTokens;
-  if (args.tokens > few * args.sequences) return {};
-  return std::to_string(args.tokens) + " tokens in " + std::to_string(args.sequences) +
-         " sequences are at most " + std::to_string(few) + " each, which go one by one";
+// Of a few tokens, the states are most of the work, and chunks of 32 rows mostly padding. Where
+// only the device knows the lengths, one sequence may have all tokens, so there they are few in
+// all.
+const char* yields_of(const Problem& p, const ForwardArgs& args) {
+  constexpr std::int64_t kFew = 16, kFewInAll = 256;
+  if (args.cu_seqlens == nullptr)
+    return args.tokens > kFew * args.sequences
+               ? nullptr
+               : "sequences of at most 16 tokens, which go one by one";
+  // The counts depend on the batch.
+  return args.tokens > std::min(args.sequences, kFewInAll) || p.batch_invariant
+             ? nullptr
+             : "at most one token a sequence in the mean, and 256 in all, which go one by one";
 }
 
 // How the chunks of a call are cut: all that plan and run must agree on.
