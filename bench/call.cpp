@@ -124,9 +124,11 @@ void Call::draft_indices() {
   else if (case_.scattered)
     add_indices("write_slots", {ids.begin(), ids.begin() + n});
   if (case_.drafts != Drafts::kTree) return;
-  std::vector<std::int32_t> parents;
-  for (std::int64_t i = 0; i < case_.total_tokens(); ++i)
-    parents.push_back(static_cast<std::int32_t>((i % case_.tokens + 1) / 2 - 1));
+  std::vector<std::int32_t> parents(static_cast<std::size_t>(case_.total_tokens()));
+  for (std::size_t i = 0; i < parents.size(); ++i) {
+    const auto token = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % case_.tokens);
+    parents[i] = (token + 1) / 2 - 1;
+  }
   add_indices("parents", parents);
 }
 

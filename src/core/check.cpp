@@ -309,11 +309,11 @@ class CallCheck {
   void layers() {
     expect(a_.layers >= 0, "layers", a_.layers, "0 (one) or more");
     if (a_.layers == 0) {
-      absent(a_.pools, "pools", "layers is 0");
+      absent(static_cast<const void*>(a_.pools), "pools", "layers is 0");
       expect(a_.layer_stride == 0, "layer_stride", a_.layer_stride, "0, since layers is 0");
       return;
     }
-    present(a_.pools, "pools", "layers is set");
+    present(static_cast<const void*>(a_.pools), "pools", "layers is set");
     expect(a_.layer_stride >= 0, "layer_stride", a_.layer_stride, "0 or more");
     const char* set = "layers is set and only states are written";
     absent(a_.out.data, "out", set);
