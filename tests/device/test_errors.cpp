@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "device/memory.h"
 #include "device/packed_call.h"
@@ -128,6 +130,34 @@ TEST_F(Errors, ALimitOnMultiprocessorsIsKept) {
   limited.sm_limit = 16;
   EXPECT_EQ(ForwardPlan(limited, gpu().device()).implementation(), "cuda.recurrent");
   EXPECT_NE(explain(limited, gpu().device()).find("sm_limit is 16"), std::string::npos);
+}
+
+// Chunks of a token or two are mostly padding: portable.forward takes such a call, and leaves it to
+// the row that goes token by token, unless it is named.
+TEST_F(Errors, TheCallsOfAFewTokensGoToTheNextRow) {
+  const auto ran = [](std::int64_t tokens, const char* row, std::vector<std::int32_t> offsets) {
+    PackedCall call({problem(), tokens, 2, 4}, gpu());
+    call.upload();
+    call.set("cu_seqlens", offsets);
+    call.set("read_slots", {0, 1});
+    call.set("write_slots", {2, 3});
+    call.forward.checkpoints = {};
+    call.forward.checkpoint_offsets = call.forward.checkpoint_positions =
+        call.forward.checkpoint_slots = nullptr;
+    const ForwardPlan plan(call.problem(), gpu().device(), row);
+    call.run(plan);
+    EXPECT_EQ(call.fetch(), "");
+    return std::pair{plan.explain(call.forward), call.values("pool", DType::kFloat32)};
+  };
+  const auto [few, state] = ran(2, nullptr, {0, 1, 2});
+  EXPECT_NE(few.find("portable.forward: yields to a later one"), std::string::npos) << few;
+  EXPECT_TRUE(state == ran(2, "cuda.recurrent", {0, 1, 2}).second);
+  const auto [named, other] = ran(2, "portable.forward", {0, 1, 2});
+  EXPECT_NE(named.find("portable.forward: takes it"), std::string::npos) << named;
+  EXPECT_FALSE(state == other);
+  EXPECT_LE(distance(other, state), 1e-2);
+  const auto [many, _] = ran(100, nullptr, {0, 60, 100});
+  EXPECT_NE(many.find("portable.forward: takes it"), std::string::npos) << many;
 }
 
 // With one GPU this shows only that the current device stays; tests/python has the case of two.
