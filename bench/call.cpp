@@ -134,15 +134,11 @@ void Call::draft_indices() {
 
 template <class Args>
 Args Call::args() const {
-  const auto floats = [&](const char* name) {
-    const auto found = buffers_.find(name);
-    return found == buffers_.end() ? nullptr : static_cast<const float*>(found->second.data.get());
-  };
   const std::int64_t hv = case_.value_heads;
   Args a;
   a.tokens = case_.total_tokens();
   a.sequences = case_.sequences;
-  if (buffers_.contains("cu_seqlens")) a.cu_seqlens = buffers_.at("cu_seqlens").data.get();
+  a.cu_seqlens = data("cu_seqlens");
   a.q = tensor("q", case_.heads, case_.key_dim);
   a.k = tensor("k", case_.heads, case_.key_dim);
   a.v = tensor("v", hv, case_.value_dim);
@@ -151,26 +147,20 @@ Args Call::args() const {
   a.beta = tensor("beta", hv, 1);
   a.erase = tensor("erase", hv, case_.key_dim);
   a.write = tensor("write", hv, case_.value_dim);
-  a.a_log = floats("a_log");
-  a.dt_bias = floats("dt_bias");
+  a.a_log = static_cast<const float*>(data("a_log"));
+  a.dt_bias = static_cast<const float*>(data("dt_bias"));
   if (problem_.gate_input == GateInput::kBounded) a.lower_bound = kLowerBound;
   a.out = tensor("out", hv, case_.value_dim);
   a.initial_state = state("initial_state");
   if constexpr (std::is_same_v<Args, StepArgs>) {
     const auto indices = [&](const char* name) {
-      const auto found = buffers_.find(name);
-      return found == buffers_.end() ? nullptr
-                                     : static_cast<const std::int32_t*>(found->second.data.get());
+      return static_cast<const std::int32_t*>(data(name));
     };
     a.parents = indices("parents");
     a.read_slots = indices("read_slots");
-    if (case_.drafts == Drafts::kTree || case_.drafts == Drafts::kReplay) {
-      if (case_.drafts == Drafts::kReplay)
-        a.replay = static_cast<float*>(buffers_.at("replay").data.get());
-      return a;
-    }
-    a.final_state = a.initial_state;
     a.write_slots = indices("write_slots");
+    a.replay = static_cast<float*>(data("replay"));
+    if (stored_states(case_) > 0) a.final_state = a.initial_state;
     if (case_.drafts == Drafts::kColumns) a.write_slot_stride = case_.tokens;
   } else {
     a.final_state = state("final_state");
@@ -226,10 +216,15 @@ void Call::add_output(const std::string& name, DType dtype, std::int64_t count) 
   buffers_[name].written = true;
 }
 
-Tensor Call::tensor(const std::string& name, std::int64_t heads, std::int64_t dim) const {
+// Null: the call has none.
+void* Call::data(const std::string& name) const {
   const auto found = buffers_.find(name);
-  if (found == buffers_.end()) return {};
-  return contiguous(found->second.data.get(), heads, dim, case_.total_tokens() / case_.sequences);
+  return found == buffers_.end() ? nullptr : found->second.data.get();
+}
+
+Tensor Call::tensor(const std::string& name, std::int64_t heads, std::int64_t dim) const {
+  if (!has(name)) return {};
+  return contiguous(data(name), heads, dim, case_.total_tokens() / case_.sequences);
 }
 
 State Call::state(const std::string& name) const {

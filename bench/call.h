@@ -56,6 +56,7 @@ class Call {
   void draft_indices();
   std::int64_t slots() const;
   std::int64_t slot_stride() const;
+  void* data(const std::string& name) const;
   Tensor tensor(const std::string& name, std::int64_t heads, std::int64_t dim) const;
   State state(const std::string& name) const;
   void put(const Buffer& to, const std::vector<float>& values) const;

@@ -57,10 +57,10 @@ class Case:
     def step(self) -> bool:
         return self.kind == "step"
 
-    def expect_plain(self) -> None:
+    @property
+    def plain(self) -> bool:
         """Dense states [V, K] and a new one for each sequence; the rest is linattn-bench's alone."""
-        if self.layout != "value_key" or self.drafts != "none" or self.scattered:
-            raise Declines("only linattn-bench times slots, drafts and [K, V]")
+        return self.layout == "value_key" and self.drafts == "none" and not self.scattered
 
     @property
     def tokens(self) -> int:

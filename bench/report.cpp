@@ -39,21 +39,23 @@ std::string last_line(std::string text) {
   return text.substr(begin);
 }
 
+constexpr int kNameWidth = 44;  // of the longest case
+
 }  // namespace
 
 std::string table_head() {
-  return format("%-44s %-18s %9s %9s %9s %8s %8s %9s  %s", "case", "implementation", "ms", "floor",
-                "of floor", "of copy", "host us", "workspace", "timed as");
+  return format("%-*s %-18s %9s %9s %9s %8s %8s %9s  %s", kNameWidth, "case", "implementation",
+                "ms", "floor", "of floor", "of copy", "host us", "workspace", "timed as");
 }
 
 std::string table_line(Machine& machine, const TimedCase& c, const Measurement& m) {
   const std::string name = name_of(c);
   if (!m.refusal.empty())
-    return format("%-44s refused: %.400s", name.c_str(), last_line(m.refusal).c_str());
+    return format("%-*s refused: %.400s", kNameWidth, name.c_str(), last_line(m.refusal).c_str());
   const double floor = floor_seconds(machine, c);
   const std::string host =
       m.host_seconds > 0 ? format("%.1f", m.host_seconds * 1e6) : std::string("-");
-  return format("%-44s %-18s %9.4f %9.4f %9s %8s %8s %8.1f%%  %s", name.c_str(),
+  return format("%-*s %-18s %9.4f %9.4f %9s %8s %8s %8.1f%%  %s", kNameWidth, name.c_str(),
                 m.implementation.c_str(), m.seconds * 1e3, floor * 1e3,
                 percent(floor / m.seconds).c_str(), percent(share_of_copy(machine, m)).c_str(),
                 host.c_str(),
@@ -62,15 +64,17 @@ std::string table_line(Machine& machine, const TimedCase& c, const Measurement& 
 }
 
 std::string check_head() {
-  return format("%-44s %-18s %10s %10s", "case", "implementation", "out", "state");
+  return format("%-*s %-18s %10s %10s", kNameWidth, "case", "implementation", "out", "state");
 }
 
 std::string check_line(const TimedCase& c, const Check& result) {
   const std::string name = name_of(c);
   if (!result.refusal.empty())
-    return format("%-44s refused: %.400s", name.c_str(), last_line(result.refusal).c_str());
-  return format("%-44s %-18s %10.2e %10.2e%s", name.c_str(), result.implementation.c_str(),
-                result.out_error, result.state_error, result.passed() ? "" : "  FAILED");
+    return format("%-*s refused: %.400s", kNameWidth, name.c_str(),
+                  last_line(result.refusal).c_str());
+  return format("%-*s %-18s %10.2e %10.2e%s", kNameWidth, name.c_str(),
+                result.implementation.c_str(), result.out_error, result.state_error,
+                result.passed() ? "" : "  FAILED");
 }
 
 Json describe(const TimedCase& c) {

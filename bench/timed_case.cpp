@@ -217,13 +217,16 @@ std::vector<std::int64_t> lengths_of(const TimedCase& c) {
   return lengths;
 }
 
+std::int64_t stored_states(const TimedCase& c) {
+  if (c.drafts == Drafts::kColumns) return c.tokens;
+  return c.drafts == Drafts::kTree || c.drafts == Drafts::kReplay ? 0 : 1;
+}
+
 double floor_bytes(const TimedCase& c) {
   if (c.pass == Pass::kStep) {
-    const double stored = c.drafts == Drafts::kColumns ? static_cast<double>(c.tokens)
-                          : c.drafts == Drafts::kTree || c.drafts == Drafts::kReplay ? 0
-                                                                                     : 1;
-    return (1 + stored) * static_cast<double>(size_of(c.state_dtype)) *
-           static_cast<double>(c.sequences) * c.value_heads * c.key_dim * c.value_dim;
+    const auto states = static_cast<double>((1 + stored_states(c)) * c.sequences);
+    return states * static_cast<double>(size_of(c.state_dtype)) * c.value_heads * c.key_dim *
+           c.value_dim;
   }
   const double gate = c.op.gate == Gate::kChannel ? c.key_dim : c.op.gate == Gate::kHead ? 1 : 0;
   const double activations = 2.0 * c.heads * c.key_dim + 2.0 * c.value_heads * c.value_dim;

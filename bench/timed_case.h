@@ -62,6 +62,9 @@ std::string name_of(Drafts);
 // Tokens of each sequence.
 std::vector<std::int64_t> lengths_of(const TimedCase&);
 
+// Of a step: states that each sequence stores.
+std::int64_t stored_states(const TimedCase&);
+
 // Bytes of the floor. Forward: q, k, v, the gate as 16 bits and out, each once. Step: every state,
 // read once, and every one that is stored, written once.
 double floor_bytes(const TimedCase&);

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "arguments.h"
 #include "inputs.h"
@@ -44,10 +43,8 @@ void forward(const TVMFFIAny* packed, std::int32_t count) {
   in.finish();
   linattn::ForwardArgs a = in.args<linattn::ForwardArgs>();
   outputs(in, a);
-  in.slots(in.write_slots, in.sequences);
-  a.write_slots = static_cast<const std::int32_t*>(in.write_slots.data);
-  in.slots(start_positions, in.sequences);
-  a.start_positions = static_cast<const std::int32_t*>(start_positions.data);
+  a.write_slots = int32s(in.write_slots, {in.sequences}, "[N]");
+  a.start_positions = int32s(start_positions, {in.sequences}, "[N]");
   if (checkpoints) {
     in.problem.checkpoint_dtype = checkpoints.expect_float();
     a.checkpoints = in.state(checkpoints, in.problem.checkpoint_dtype, false);
@@ -55,14 +52,11 @@ void forward(const TVMFFIAny* packed, std::int32_t count) {
       invalid(
           "checkpoints came without checkpoint_offsets, checkpoint_positions and checkpoint_slots; "
           "expected all four");
-    in.slots(offsets, in.sequences + 1);
+    a.checkpoint_offsets = int32s(offsets, {in.sequences + 1}, "[N]");
     if (positions.dims != 1)
       invalid("checkpoint_positions has shape " + positions.shape_text() + "; expected one axis");
-    in.slots(positions, positions.shape[0]);
-    in.slots(checkpoint_slots, positions.shape[0]);
-    a.checkpoint_offsets = static_cast<const std::int32_t*>(offsets.data);
-    a.checkpoint_positions = static_cast<const std::int32_t*>(positions.data);
-    a.checkpoint_slots = static_cast<const std::int32_t*>(checkpoint_slots.data);
+    a.checkpoint_positions = int32s(positions, {positions.shape[0]}, "[N]");
+    a.checkpoint_slots = int32s(checkpoint_slots, {positions.shape[0]}, "[N]");
     if (r.dl_device().device_type == kDLCPU &&
         a.checkpoint_offsets[in.sequences] > positions.shape[0])
       invalid("checkpoint_offsets ends with " + std::to_string(a.checkpoint_offsets[in.sequences]) +
@@ -126,16 +120,9 @@ void backward(const TVMFFIAny* packed, std::int32_t count) {
 
 // counts and picks of a step.
 void chosen(linattn::StepArgs& a, const Array& counts, const Array& picks, std::int64_t sequences) {
-  counts.expect_shape({sequences}, "[N]");
-  if (picks && picks.dims != 2) picks.expect_shape({sequences, 1}, "[N, columns]");
-  if (picks) picks.expect_shape({sequences, picks.shape[1]}, "[N, columns]");
-  for (const Array* ids : {&counts, &picks}) {
-    ids->expect_dtype(DType::kInt32);
-    ids->expect_contiguous();
-  }
-  a.counts = static_cast<const std::int32_t*>(counts.data);
-  a.picks = static_cast<const std::int32_t*>(picks.data);
-  if (picks) a.picks_stride = picks.shape[1];
+  a.counts = int32s(counts, {sequences}, "[N]");
+  if (picks) a.picks_stride = picks.dims == 2 ? picks.shape[1] : 1;
+  a.picks = int32s(picks, {sequences, a.picks_stride}, "[N, columns]");
 }
 
 // A step of the additive op over a replay record, or one in each of many layers.
@@ -160,10 +147,7 @@ void commit(const TVMFFIAny* packed, std::int32_t count) {
   if (pool.dims != 4)
     invalid("pool has shape " + pool.shape_text() + "; expected [slots, HV, " +
             (key_first ? "K, V]" : "V, K]"));
-  pool.expect_last_axis_dense();
-  if (pool.size() != 0 && pool.shape[2] > 1 && pool.stride[2] != pool.shape[3])
-    invalid("pool has stride " + std::to_string(pool.stride[2]) + " on its third axis; expected " +
-            std::to_string(pool.shape[3]) + ": one head's matrix is dense");
+  const linattn::State states = pool_of(pool);
   draft.value_heads = static_cast<std::int32_t>(pool.shape[1]);
   draft.key_dim = static_cast<std::int32_t>(pool.shape[key_first ? 2 : 3]);
   draft.value_dim = static_cast<std::int32_t>(pool.shape[key_first ? 3 : 2]);
@@ -192,29 +176,13 @@ void commit(const TVMFFIAny* packed, std::int32_t count) {
   a.first_slot = first_slot;
   if (cu_seqlens) {
     cu_seqlens.expect_shape({sequences + 1}, "[N + 1]");
-    cu_seqlens.expect_contiguous();
-    const DType dtype = dtype_of(cu_seqlens.type);
-    if (dtype != DType::kInt32 && dtype != DType::kInt64)
-      invalid("cu_seqlens is " + text_of(cu_seqlens.type) + "; expected int32 or int64");
     a.cu_seqlens = cu_seqlens.data;
-    a.cu_seqlens_dtype = static_cast<std::int32_t>(dtype);
+    a.cu_seqlens_dtype = static_cast<std::int32_t>(offsets_dtype(cu_seqlens));
   }
-  a.initial_state = a.final_state = {pool.data, pool.shape[0], pool.stride[0], pool.stride[1]};
-  for (const auto& [ids, to] :
-       {std::pair{&read_slots, &a.read_slots}, std::pair{&write_slots, &a.write_slots}}) {
-    ids->expect_shape({sequences}, "[N]");
-    ids->expect_dtype(DType::kInt32);
-    ids->expect_contiguous();
-    *to = static_cast<const std::int32_t*>(ids->data);
-  }
-  if (has_initial_state) {
-    has_initial_state.expect_shape({sequences}, "[N]");
-    has_initial_state.expect_contiguous();
-    if (has_initial_state.type.bits != 8)
-      invalid("has_initial_state is " + text_of(has_initial_state.type) +
-              "; expected bool or uint8");
-    a.has_initial_state = static_cast<const std::uint8_t*>(has_initial_state.data);
-  }
+  a.initial_state = a.final_state = states;
+  a.read_slots = int32s(read_slots, {sequences}, "[N]");
+  a.write_slots = int32s(write_slots, {sequences}, "[N]");
+  a.has_initial_state = flags(has_initial_state, sequences);
   chosen(a, counts, picks, sequences);
   if (layered) {
     pools.expect_shape({replay.shape[0]}, "[layers]");
@@ -236,12 +204,8 @@ void step(const TVMFFIAny* packed, std::int32_t count) {
   linattn::StepArgs a = in.args<linattn::StepArgs>();
   outputs(in, a);
   in.table(in.write_slots, a.write_slots, a.write_slot_stride);
-  in.slots(accepted, in.sequences);
-  a.accepted = static_cast<const std::int32_t*>(accepted.data);
-  parents.expect_shape({in.batch * in.length}, "[T], tokens over all sequences");
-  parents.expect_dtype(DType::kInt32);
-  parents.expect_contiguous();
-  a.parents = static_cast<const std::int32_t*>(parents.data);
+  a.accepted = int32s(accepted, {in.sequences}, "[N]");
+  a.parents = int32s(parents, {in.batch * in.length}, "[T], tokens over all sequences");
   replay.expect_shape({linattn::replay_elements(in.problem, a.tokens)},
                       "what a record of so many tokens holds");
   replay.expect_dtype(DType::kFloat32);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <type_traits>
 
@@ -46,6 +47,43 @@ inline linattn::Tensor tensor(const Array& a) {  // [B, T, heads, dim], [B, T, h
 inline std::int64_t bucket(std::int64_t n) {
   return static_cast<std::int64_t>(
       std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1))));
+}
+
+// int32 of that shape, or null.
+inline const std::int32_t* int32s(const Array& a, std::initializer_list<std::int64_t> shape,
+                                  const char* axes) {
+  a.expect_shape(shape, axes);
+  a.expect_dtype(DType::kInt32);
+  a.expect_contiguous();
+  return static_cast<const std::int32_t*>(a.data);
+}
+
+// [N] of bool or uint8, or null.
+inline const std::uint8_t* flags(const Array& a, std::int64_t sequences) {
+  a.expect_shape({sequences}, "[N]");
+  if (a && (a.type.bits != 8 || (a.type.code != kDLBool && a.type.code != kDLUInt)))
+    invalid(std::string(a.name) + " is " + text_of(a.type) + "; expected bool or uint8");
+  a.expect_contiguous();
+  return static_cast<const std::uint8_t*>(a.data);
+}
+
+// Of offsets that are there.
+inline DType offsets_dtype(const Array& a) {
+  const DType dtype = dtype_of(a.type);
+  if (dtype != DType::kInt32 && dtype != DType::kInt64)
+    invalid(std::string(a.name) + " is " + text_of(a.type) + "; expected int32 or int64");
+  a.expect_contiguous();
+  return dtype;
+}
+
+// [.., heads, rows, columns], as a pool.
+inline linattn::State pool_of(const Array& a) {
+  a.expect_last_axis_dense();
+  if (a.size() != 0 && a.shape[2] > 1 && a.stride[2] != a.shape[3])
+    invalid(std::string(a.name) + " has stride " + std::to_string(a.stride[2]) +
+            " on its third axis; expected " + std::to_string(a.shape[3]) +
+            ": one head's matrix is dense, heads and slots may be strided");
+  return {a.data, a.shape[0], a.stride[0], a.stride[1]};
 }
 
 // The part that forward, backward and step share. What most calls have comes first, so that the
@@ -114,14 +152,6 @@ struct Inputs {
       problem.state_dtype = initial_state ? initial_state.expect_float()
                             : final_state ? final_state.expect_float()
                                           : DType::kFloat32;
-    if (has_initial_state) {
-      has_initial_state.expect_shape({sequences}, "[N]");
-      if (has_initial_state.type.bits != 8 ||
-          (has_initial_state.type.code != kDLBool && has_initial_state.type.code != kDLUInt))
-        invalid("has_initial_state is " + text_of(has_initial_state.type) +
-                "; expected bool or uint8");
-      has_initial_state.expect_contiguous();
-    }
   }
 
   // The numbers at the end.
@@ -133,21 +163,13 @@ struct Inputs {
     allocate = reader.function();
   }
 
-  // [N] int32
-  void slots(const Array& a, std::int64_t count) const {
-    a.expect_shape({count}, "[N]");
-    a.expect_dtype(DType::kInt32);
-    a.expect_contiguous();
-  }
-
   // [N] int32, or [N, columns]: then the stride is columns.
   void table(const Array& a, const std::int32_t*& ids, std::int64_t& stride) const {
-    ids = static_cast<const std::int32_t*>(a.data);
-    if (!a) return;
-    if (a.dims != 2) return slots(a, sequences);
-    a.expect_shape({sequences, a.shape[1]}, "[N] or [N, columns]");
-    a.expect_dtype(DType::kInt32);
-    a.expect_contiguous();
+    if (a.dims != 2) {
+      ids = int32s(a, {sequences}, "[N]");
+      return;
+    }
+    ids = int32s(a, {sequences, a.shape[1]}, "[N] or [N, columns]");
     stride = a.shape[1];
   }
 
@@ -178,12 +200,7 @@ struct Inputs {
     if (!a) return {};
     a.expect_shape({count, value_heads, rows, columns}, axes);
     a.expect_dtype(dtype, ", the dtype of the states");
-    a.expect_last_axis_dense();
-    if (a.size() != 0 && rows > 1 && a.stride[2] != columns)
-      invalid(std::string(a.name) + " has stride " + std::to_string(a.stride[2]) +
-              " on its third axis; expected " + std::to_string(columns) +
-              ": one head's matrix is dense, heads and slots may be strided");
-    return {a.data, a.shape[0], a.stride[0], a.stride[1]};
+    return pool_of(a);
   }
 
   template <class Args>
@@ -206,10 +223,9 @@ struct Inputs {
     if constexpr (std::is_same_v<Args, linattn::StepArgs>) {
       table(read_slots, a.read_slots, a.read_slot_stride);
     } else {
-      slots(read_slots, sequences);
-      a.read_slots = static_cast<const std::int32_t*>(read_slots.data);
+      a.read_slots = int32s(read_slots, {sequences}, "[N]");
     }
-    a.has_initial_state = static_cast<const std::uint8_t*>(has_initial_state.data);
+    a.has_initial_state = flags(has_initial_state, sequences);
     return a;
   }
 
@@ -220,10 +236,7 @@ struct Inputs {
     if (cu_seqlens.dims != 1 || cu_seqlens.shape[0] < 2)
       invalid("cu_seqlens has shape " + cu_seqlens.shape_text() +
               "; expected [N + 1] with N at least 1");
-    const DType dtype = dtype_of(cu_seqlens.type);
-    if (dtype != DType::kInt32 && dtype != DType::kInt64)
-      invalid("cu_seqlens is " + text_of(cu_seqlens.type) + "; expected int32 or int64");
-    cu_seqlens.expect_contiguous();
+    offsets_dtype(cu_seqlens);
     if (batch != 1)
       invalid("q has a batch of " + std::to_string(batch) + "; expected 1 with cu_seqlens");
     sequences = cu_seqlens.shape[0] - 1;

@@ -90,22 +90,29 @@ inline Problem commit_problem(Problem problem) {
   return problem;
 }
 
+namespace detail {
+
+inline std::int64_t value_heads(const Problem& p) {
+  return p.value_heads == 0 ? p.heads : p.value_heads;
+}
+// Log decays of a token and value head.
+inline std::int64_t gate_width(const Problem& p) {
+  return p.op.gate == Gate::kNone ? 0 : p.op.gate == Gate::kChannel ? p.key_dim : 1;
+}
+
+}  // namespace detail
+
 // Elements of a record of so many tokens.
-inline std::int64_t replay_elements(const Problem& problem, std::int64_t tokens) {
-  const std::int64_t value_heads = problem.value_heads == 0 ? problem.heads : problem.value_heads;
-  const std::int64_t gate = problem.op.gate == Gate::kNone      ? 0
-                            : problem.op.gate == Gate::kChannel ? problem.key_dim
-                                                                : 1;
-  return tokens *
-         (std::int64_t{problem.heads} * problem.key_dim + value_heads * (problem.value_dim + gate));
+inline std::int64_t replay_elements(const Problem& p, std::int64_t tokens) {
+  return tokens * (std::int64_t{p.heads} * p.key_dim +
+                   detail::value_heads(p) * (p.value_dim + detail::gate_width(p)));
 }
 
 // A record as the inputs of a commit's step, of sequences of one length unless cu_seqlens is set
 // later, as slots and states are.
 inline StepArgs commit_args(const Problem& problem, const float* replay, std::int64_t tokens,
                             std::int64_t sequences) {
-  const std::int64_t value_heads = problem.value_heads == 0 ? problem.heads : problem.value_heads;
-  const std::int64_t gate_dim = problem.op.gate == Gate::kChannel ? problem.key_dim : 1;
+  const std::int64_t value_heads = detail::value_heads(problem);
   const std::int64_t length = sequences == 0 ? 0 : tokens / sequences;
   const float* v = replay + tokens * problem.heads * problem.key_dim;
   StepArgs args;
@@ -114,8 +121,8 @@ inline StepArgs commit_args(const Problem& problem, const float* replay, std::in
   args.k = contiguous(replay, problem.heads, problem.key_dim, length);
   args.v = contiguous(v, value_heads, problem.value_dim, length);
   if (problem.op.gate != Gate::kNone)
-    args.g =
-        contiguous(v + tokens * value_heads * problem.value_dim, value_heads, gate_dim, length);
+    args.g = contiguous(v + tokens * value_heads * problem.value_dim, value_heads,
+                        detail::gate_width(problem), length);
   return args;
 }
 

@@ -21,6 +21,16 @@ name = "torch"
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})  # a subclass has to see an op
 
 
+def _is_watched() -> bool:
+    """Whether a compiler, a transform or a mode has to see an op."""
+    return bool(
+        is_compiling()
+        or _are_functorch_transforms_active()
+        or _len_torch_dispatch_stack()
+        or _is_tracing()
+    )
+
+
 def run(
     native: Any,
     numbers: tuple[int, float, float],
@@ -33,12 +43,7 @@ def run(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Straight to the library, if plain tensors come, none wants a gradient, and no compiler, transform or mode has to
     see an op; else None."""
-    if (
-        is_compiling()
-        or _are_functorch_transforms_active()
-        or _len_torch_dispatch_stack()
-        or _is_tracing()
-    ):
+    if _is_watched():
         return None
     plain, grad = _PLAIN, is_grad_enabled()
     for x in (*inputs, out, final_state, *rest):
@@ -75,13 +80,7 @@ def commit(like: Tensor, arguments: list[Any], pools: Tensor | None) -> None:
         raise NotImplementedError(
             "an input requires a gradient; commit has none: use torch.no_grad()"
         )
-    if (
-        is_compiling()
-        or _are_functorch_transforms_active()
-        or _len_torch_dispatch_stack()
-        or _is_tracing()
-        or any(type(x) not in _PLAIN for x in tensors)
-    ):
+    if _is_watched() or any(type(x) not in _PLAIN for x in tensors):
         if pools is not None:
             raise NotImplementedError(
                 "pools is given and a compiler or a transform is active, which sees no addresses; expected "

@@ -67,7 +67,8 @@ class Sequence {
   void run() {
     const Place place(a_, reader_, n_);
     const std::int64_t length = place.pad ? 0 : taken();
-    if (a_.out.data != nullptr)  // pads, and what is not taken
+    const bool skips = place.pad || a_.counts != nullptr || a_.picks != nullptr;
+    if (skips && a_.out.data != nullptr)
       for (std::int64_t t = 0; t < reader_.length(n_); ++t)
         zero_row(a_.out, p_.dtype, reader_.offset(a_.out, n_, t, head_), p_.value_dim);
     if (place.pad) return;

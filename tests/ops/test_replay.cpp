@@ -115,11 +115,12 @@ class Commit {
       offsets.push_back(offsets.back() + static_cast<std::int32_t>(s.lengths[index(i)]));
     }
     std::vector<std::unique_ptr<Guarded>> kept;
-    const auto ints = [&](const char* name, const std::vector<std::int32_t>& values) {
-      kept.push_back(std::make_unique<Guarded>(memory, name, values.size() * 4, Poison::kNaN));
-      kept.back()->put_bytes(0, values.data(), values.size() * 4);
+    const auto given = [&]<class T>(const char* name, const std::vector<T>& values) {
+      const std::size_t bytes = values.size() * sizeof(T);
+      kept.push_back(std::make_unique<Guarded>(memory, name, bytes, Poison::kNaN));
+      kept.back()->put_bytes(0, values.data(), bytes);
       kept.back()->upload();
-      return static_cast<const std::int32_t*>(kept.back()->data());
+      return static_cast<const T*>(kept.back()->data());
     };
     // The states of the draft, and the slots that the commit writes.
     pools_.clear();
@@ -135,24 +136,20 @@ class Commit {
       addresses.push_back(pool.data());
     }
     StepArgs args = commit_args(problem_, static_cast<const float*>(record_.data()), s.tokens(), n);
-    args.cu_seqlens = ints("cu_seqlens", offsets);
+    args.cu_seqlens = given("cu_seqlens", offsets);
     args.initial_state = args.final_state = contiguous_state(
         addresses[0], n + kSpare, s.value_heads(), problem_.key_dim, problem_.value_dim);
-    args.read_slots = ints("read_slots", reads);
-    args.write_slots = ints("write_slots", writes);
-    args.counts = ints("counts", counts);
+    args.read_slots = given("read_slots", reads);
+    args.write_slots = given("write_slots", writes);
+    args.counts = given("counts", counts);
     if (!picks.empty()) {
-      args.picks = ints("picks", picks);
+      args.picks = given("picks", picks);
       args.picks_stride = static_cast<std::int64_t>(picks.size()) / n;
     }
     if (layers_ > 1) {
-      kept.push_back(std::make_unique<Guarded>(memory, "pools", addresses.size() * sizeof(void*),
-                                               Poison::kNaN));
-      kept.back()->put_bytes(0, addresses.data(), addresses.size() * sizeof(void*));
-      kept.back()->upload();
       args.layers = layers_;
       args.layer_stride = elements_;
-      args.pools = static_cast<void* const*>(kept.back()->data());
+      args.pools = given("pools", addresses);
     }
     Problem problem = problem_;
     problem.max_tokens = std::max<std::int64_t>(s.tokens(), 1);

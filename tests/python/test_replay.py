@@ -12,6 +12,19 @@ def record_of(tokens):
     return torch.full((linattn.replay_size("kda", tokens, H, HV, K, V),), float("nan"))
 
 
+def commit(records, states, lengths, /, **more):
+    """Of KDA; more: other arguments, or others in their place."""
+    call = {
+        "op": "kda",
+        "heads": H,
+        "replay": records,
+        "pool": states,
+        "state_layout": "key_value",
+        "counts": lengths,
+    }
+    linattn.commit(**call | more)
+
+
 def first(x, n, count):
     """The first tokens of sequence n, as a batch of one."""
     return {name: t[n : n + 1, :count] for name, t in x.items()}
@@ -41,13 +54,10 @@ def test_draft_then_commit_equals_the_steps(rng):
     assert state is None and torch.equal(pool, before)
     assert_close(out, expected(x, before[[4, 1, 3]])[0], 1e-5)
     counts = [2, 0, 4]
-    linattn.commit(
-        op="kda",
-        heads=H,
-        replay=record,
-        pool=pool,
-        state_layout="key_value",
-        counts=slots(*counts),
+    commit(
+        record,
+        pool,
+        slots(*counts),
         read_slots=slots(4, 1, 3),
         write_slots=slots(4, 1, 0),
     )
@@ -63,13 +73,10 @@ def test_commit_of_a_tree_and_of_two_layers(rng):
     records = torch.stack([record_of(4), record_of(4)])
     for x, pool, record in zip(layers, pools, records):
         linattn.step(**x, **KDA, initial_state=pool, parents=slots(*parents), replay=record)
-    linattn.commit(
-        op="kda",
-        heads=H,
-        replay=records,
-        pool=pools[0],
-        state_layout="key_value",
-        counts=slots(3),
+    commit(
+        records,
+        pools[0],
+        slots(3),
         picks=slots(*path)[None],
         pools=torch.tensor([pool.data_ptr() for pool in pools]),
     )
@@ -95,14 +102,7 @@ def test_compiled_commit(rng):
     counts, eager, compiled = slots(2, 1), pool.clone(), pool.clone()
 
     def fold(states):
-        linattn.commit(
-            op="kda",
-            heads=H,
-            replay=record,
-            pool=states,
-            state_layout="key_value",
-            counts=counts,
-        )
+        commit(record, states, counts)
 
     fold(eager)
     # aot_eager makes a functional program first.
@@ -112,20 +112,12 @@ def test_compiled_commit(rng):
 
 def test_what_a_compiler_or_a_gradient_would_lose_is_refused(rng):
     record, pool = torch.zeros(linattn.replay_size("kda", 2, H, HV, K, V)), pool_of(2, rng)
-    call = {
-        "op": "kda",
-        "heads": H,
-        "replay": record,
-        "pool": pool,
-        "state_layout": "key_value",
-        "counts": slots(1, 1),
-    }
     with pytest.raises(NotImplementedError, match="an input requires a gradient"):
-        linattn.commit(**call | {"replay": record.clone().requires_grad_()})
+        commit(record.clone().requires_grad_(), pool, slots(1, 1))
     addresses = torch.tensor([pool.data_ptr()])
 
     def fold(states):
-        linattn.commit(**call | {"pool": states, "replay": record[None], "pools": addresses})
+        commit(record[None], states, slots(1, 1), pools=addresses)
 
     with pytest.raises(Exception, match="pools is given"):
         torch.compile(fold, fullgraph=True, backend="aot_eager")(pool)
@@ -150,14 +142,6 @@ def test_what_a_compiler_or_a_gradient_would_lose_is_refused(rng):
     ],
 )
 def test_refusals_name_the_argument(change, words):
-    call = {
-        "op": "kda",
-        "heads": H,
-        "replay": record_of(6),
-        "pool": torch.zeros(2, HV, K, V),
-        "state_layout": "key_value",
-        "counts": slots(1, 1),
-    }
     with pytest.raises(ValueError) as error:
-        linattn.commit(**call | change)
+        commit(record_of(6), torch.zeros(2, HV, K, V), slots(1, 1), **change)
     assert words in str(error.value)

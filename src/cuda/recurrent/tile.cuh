@@ -32,6 +32,8 @@ struct Mapping {
   // Keys go in runs of four per lane, so that a lane reads 16 bytes and its neighbour the next 16.
   static constexpr int kRunKeys = 4 * kLanes;
   static constexpr int kRuns = kKeysPerLane / 4;
+  // That are staged together.
+  static constexpr int kTokens = kKeys <= 128 ? 8 : 4;
 
   using Registers = float[kColumnsPerLane][kKeysPerLane];
 
@@ -257,15 +259,14 @@ void with_mapping(std::int32_t key_dim, F&& f) {
   }
 }
 
-// The tiles. kTokens: that are staged together; kBlocks: on a
-// multiprocessor; kForward: has what only forward calls ask for, checkpoints and transitions.
+// The tiles. kBlocks: on a multiprocessor; kForward: has what only forward calls ask for,
+// checkpoints and transitions.
 
 // Where states are most of the work: many blocks, each with few of their bytes on their way.
 template <class M, StateLayout kLayout, int kBytes>
 struct VectorTile : M {
   using Matrix = VectorMatrix<M, kLayout, kBytes>;
   static constexpr bool kForward = false;
-  static constexpr int kTokens = M::kKeys <= 128 ? 8 : 4;
   // Five blocks leave 96 registers a thread, which the code of sm_80 and sm_120 overflows by two.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
   static constexpr int kMost = 5;
@@ -279,7 +280,6 @@ template <class M>
 struct SharedTile : M {
   using Matrix = SharedMatrix<M>;
   static constexpr bool kForward = true;
-  static constexpr int kTokens = M::kKeys <= 128 ? 8 : 4;
   static constexpr int kBlocks = M::kColumnsPerLane * M::kKeysPerLane <= 32 ? 3 : 2;
 };
 
