@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The CUDA compiler and the CUTLASS headers, by default those that pip installed beside Python_EXECUTABLE.
+# The CUDA compiler, by default the one that pip installed beside Python_EXECUTABLE.
 
 if(CMAKE_VERSION VERSION_LESS 4.0)
   message(FATAL_ERROR "LINATTN_CUDA needs CMake 4.0: older ones do not know the C++20 of CUDA 13; pip has it")
@@ -9,16 +9,10 @@ set(nvcc ${LINATTN_CUDA_COMPILER})
 if(NOT nvcc)
   find_in_site_packages(nvcc nvidia/cu13/bin/nvcc)
 endif()
-set(cutlass ${LINATTN_CUTLASS_DIR})
-if(NOT cutlass)
-  find_in_site_packages(cutlass cutlass_library/source)
+if(NOT EXISTS ${nvcc})
+  message(FATAL_ERROR "LINATTN_CUDA is on and ${nvcc} does not exist: pip install -r requirements/cuda.txt, "
+                      "or set LINATTN_CUDA_COMPILER")
 endif()
-foreach(file ${nvcc} ${cutlass}/include/cute/tensor.hpp)
-  if(NOT EXISTS ${file})
-    message(FATAL_ERROR "LINATTN_CUDA is on and ${file} does not exist: pip install -r requirements/cuda.txt, "
-                        "or set LINATTN_CUDA_COMPILER and LINATTN_CUTLASS_DIR")
-  endif()
-endforeach()
 
 set(CMAKE_CUDA_COMPILER ${nvcc})
 set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
@@ -40,7 +34,7 @@ function(linattn_cuda_objects name folder architectures)
   # "90" would add PTX of each architecture; only compute_80 is shipped as PTX.
   list(TRANSFORM architectures REPLACE "^([0-9]+[a-z]?)$" "\\1-real")
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
-  target_include_directories(${name} SYSTEM PRIVATE ${cutlass}/include ${cuda_headers})
+  target_include_directories(${name} SYSTEM PRIVATE ${cuda_headers})
   target_compile_options(${name} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;--expt-relaxed-constexpr;-Xptxas=-v;--compiler-options=-Wall,-Wextra>")
   if(LINATTN_WERROR)

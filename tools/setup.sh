@@ -34,7 +34,7 @@ declare -A note=(
   [build]="build tools, NumPy and tvm-ffi"
   [test]="pytest and PyTorch (4.7 GB on disk; minutes, once)"
   [fla]="flash-linear-attention, the reference of the Python tests"
-  [cuda]="the CUDA compiler and the CUTLASS headers"
+  [cuda]="the CUDA compiler"
   [lint]="clang-format, clang-tidy, ruff and shellcheck"
 )
 for name in "$@"; do

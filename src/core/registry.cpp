@@ -8,12 +8,18 @@
 #include "cuda/portable/register.h"
 #include "cuda/recurrent/register.h"
 #endif
+#if LINATTN_HAS_SM90
+#include "cuda/sm90/register.h"
+#endif
 
 namespace linattn {
 
 template <>
 std::span<const Implementation<ForwardArgs>* const> implementation_table() {
   static constexpr const Implementation<ForwardArgs>* kRows[] = {
+#if LINATTN_HAS_SM90
+      &sm90::kDirectForward, &sm90::kForward,
+#endif
 #if LINATTN_HAS_CUDA
       &portable::kForward,   &cuda::kRecurrentForward,
 #endif

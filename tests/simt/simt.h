@@ -111,6 +111,11 @@ T __shfl_xor_sync(unsigned mask, T x, int distance) {
   return simt::exchange("__shfl_xor_sync", x)[simt::lane() ^ distance];
 }
 template <class T>
+T __shfl_sync(unsigned mask, T x, int from) {
+  full_warp(mask);
+  return simt::exchange("__shfl_sync", x)[from % 32];
+}
+template <class T>
 T __shfl_up_sync(unsigned mask, T x, int distance) {
   full_warp(mask);
   const T* all = simt::exchange("__shfl_up_sync", x);
@@ -132,6 +137,10 @@ inline int __reduce_max_sync(unsigned mask, int x) {
 
 template <class T>
 T __ldg(const T* at) {
+  return *at;
+}
+template <class T>
+T __ldcg(const T* at) {
   return *at;
 }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }

@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "linattn/problem.h"
 
@@ -86,6 +87,26 @@ __device__ __forceinline__ float from_raw(std::uint32_t raw, DType dtype) {
   if (dtype == DType::kFloat32) return __uint_as_float(raw);
   if (dtype == DType::kBFloat16) return __uint_as_float(raw << 16);
   return __half2float(__ushort_as_half(static_cast<unsigned short>(raw)));
+}
+
+// Two neighbours of 16 bits, the first one in the low half.
+template <class T>
+__device__ __forceinline__ float2 widen_pair(std::uint32_t pair) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+  } else {
+    return __half22float2(reinterpret_cast<const __half2&>(pair));
+  }
+}
+template <class T>
+__device__ __forceinline__ std::uint32_t round_pair(float low, float high) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const std::uint32_t&>(pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const std::uint32_t&>(pair);
+  }
 }
 
 }  // namespace linattn::cuda

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/common/convert.cuh"
+#include "cuda/common/ptx.cuh"
 #include "linattn/plan.h"
 #include "linattn/problem.h"
 #include "recurrence/gate_input.h"
@@ -53,10 +54,38 @@ struct GateReader {
 
   // g: as in memory; key: its channel, 0 with a gate per head.
   __device__ __forceinline__ float log_decay(float g, std::int64_t key) const {
+    return biased_log_decay(g, dt_bias == nullptr ? 0.0f : dt_bias[key]);
+  }
+  __device__ __forceinline__ float biased_log_decay(float g, float bias) const {
     GateParameters<float> p = parameters;
-    if (dt_bias != nullptr) p.dt_bias = dt_bias[key];
+    p.dt_bias = bias;
     if (input == GateInput::kUnset) return 0.0f;
     return with_gate_input(input, [&]<class Input>(Input) { return Input::log_decay(g, p); });
+  }
+};
+
+// log2 of a decay, as chunked kernels take it: kLog2e log_decay, with constants of a head put
+// together once.
+template <class Input>
+struct Log2Gate {
+  static constexpr float kLog2e = 1.4426950408889634f;
+  GateParameters<float> parameters;
+
+  __device__ __forceinline__ float operator()(float g, float dt_bias) const {
+    GateParameters<float> p = parameters;
+    p.dt_bias = dt_bias;
+    return kLog2e * Input::log_decay(g, p);
+  }
+};
+template <>
+struct Log2Gate<InputBounded> {
+  static constexpr float kLog2e = Log2Gate<InputLogDecay>::kLog2e;
+  float rate, bound;
+
+  __device__ __forceinline__ explicit Log2Gate(const GateParameters<float>& p)
+      : rate(fmaxf(-kLog2e * p.rate, -3.4e38f)), bound(kLog2e * p.lower_bound) {}
+  __device__ __forceinline__ float operator()(float g, float dt_bias) const {
+    return bound * ptx::rcp_approx(1.0f + ptx::ex2_approx(rate * (g + dt_bias)));
   }
 };
 
@@ -126,11 +155,12 @@ __device__ __forceinline__ float warp_max(float x) {
 
 // 1 / sqrt(sum x^2 + epsilon) over a whole warp's values, of which each lane has x(0 .. count - 1).
 template <class Value>
-__device__ __forceinline__ float warp_inverse_norm(int count, Value&& x) {
+__device__ __forceinline__ float warp_inverse_norm(
+    int count, Value&& x, float epsilon = static_cast<float>(kNormEpsilon)) {
   float sum = 0;
   for (int i = 0; i < count; ++i) sum = fmaf(x(i), x(i), sum);
   sum = warp_sum(sum);
-  if (sum <= 3e38f) return 1.0f / sqrtf(sum + static_cast<float>(kNormEpsilon));
+  if (sum <= 3e38f) return 1.0f / sqrtf(sum + epsilon);
   // Squares from 1e19 on overflow: scaled by a power of two, beside which epsilon is nothing.
   constexpr float kScale = 0x1p-70f;
   sum = 0;

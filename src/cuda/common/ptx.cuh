@@ -39,6 +39,13 @@ __device__ __forceinline__ std::uint32_t cvt_rna_tf32(float x) {
   return out;
 }
 
+// x, of which the compiler knows nothing: what depends on it is made anew in every round of a loop
+// rather than kept in registers.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // ---- a warp's matrices
 
 // d += a b, [16, 8] += [16, 16] [16, 8].
@@ -131,6 +138,10 @@ __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+__device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 __device__ __forceinline__ void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
@@ -154,11 +165,21 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, unsigned arriva
   LINATTN_PTX_SM90("fence.mbarrier_init.release.cluster;" :: : "memory");
   LINATTN_PTX_SM90("fence.proxy.async.shared::cta;" :: : "memory");
 }
+// The running phase awaits so many bytes more.
+__device__ __forceinline__ void mbarrier_expect_tx(Mbarrier& barrier, unsigned bytes) {
+  LINATTN_PTX_SM90(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)),
+      "r"(bytes) : "memory");
+}
 // One arrival, of which so many bytes are part.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, unsigned bytes) {
   LINATTN_PTX_SM90(
       "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
       "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
+  LINATTN_PTX_SM90(
+      "mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 // Until the phase of this parity has ended.
 __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, int parity) {
@@ -168,6 +189,11 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, int parity) {
       " @!there bra again;\n}" ::"r"(shared_address(&barrier)),
       "r"(parity) : "memory");
 }
+// One arrival, when the thread's copies by cp_async are there.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(Mbarrier& barrier) {
+  LINATTN_PTX_SM90("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+      shared_address(&barrier)) : "memory");
+}
 // bytes and both addresses are multiples of 16; the barrier is told.
 __device__ __forceinline__ void cp_async_bulk(void* to, const void* from, unsigned bytes,
                                               Mbarrier& barrier) {
@@ -175,6 +201,11 @@ __device__ __forceinline__ void cp_async_bulk(void* to, const void* from, unsign
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
+}
+
+// bytes and the address are multiples of 16.
+__device__ __forceinline__ void cp_async_bulk_prefetch_l2(const void* from, unsigned bytes) {
+  LINATTN_PTX_SM90("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
 
 // The next kernel of the stream, launched as cuda::Order::kBeside, may begin when all blocks have

@@ -56,58 +56,61 @@ __device__ __forceinline__ std::int64_t token_write_slot(const Args& args, std::
 }
 
 // 0 <= n < args.sequences. length: of every sequence if there is no cu_seqlens; the division takes
-// a hundred instructions.
+// a hundred instructions. All loads but the ones that need others' results come first, so that they
+// wait for memory together.
 template <class Args>
 __device__ __forceinline__ Sequence sequence_of(const Args& args, std::int64_t n,
                                                 std::int64_t length) {
-  Sequence s{n, 0, 0, 0, kNullSlot, kNullSlot, false};
-  if (args.cu_seqlens == nullptr) {
-    s.length = length;
-    s.begin = n * length;
-  } else {
+  Sequence s{n, n * length, length, 0, kNullSlot, kNullSlot, false};
+  const bool reads = args.initial_state.data != nullptr;
+  std::int64_t end = 0, column = 0, columns = 1, read_id = n, write_id = n;
+  bool flag = true, writes_columns = false, writes = false;
+  if (args.cu_seqlens != nullptr) {
     s.begin = load_offset(args, n);
-    const std::int64_t end = load_offset(args, n + 1);
-    s.length = end > s.begin ? end - s.begin : 0;
+    end = load_offset(args, n + 1);
   }
   if constexpr (requires { args.start_positions; })
     if (args.start_positions != nullptr) s.start_position = args.start_positions[n];
-
-  bool null_read = false;  // by its id: an absent initial state makes no pad
-  if (args.initial_state.data != nullptr) {
-    std::int64_t column = 0, columns = 1;
-    if constexpr (requires { args.accepted; }) {
-      if (args.read_slot_stride > 0) {
-        columns = args.read_slot_stride;
-        column = static_cast<std::int64_t>(args.accepted[n]) - 1;
-        s.pad = column < 0 || column >= columns;
-        if (s.pad) column = 0;
-      }
-    }
-    const std::int64_t id = args.read_slots == nullptr ? n : args.read_slots[n * columns + column];
-    s.read_slot = slot_or_null(args, id, args.initial_state.slots);
-    if (args.read_slots == nullptr && id < args.initial_state.slots) s.read_slot = id;
-    null_read = args.read_slots != nullptr && s.read_slot == kNullSlot;
-    if (args.has_initial_state != nullptr && args.has_initial_state[n] == 0)
-      s.read_slot = kNullSlot;
+  if (reads && args.has_initial_state != nullptr) flag = args.has_initial_state[n] != 0;
+  if constexpr (requires { args.final_state; }) {
+    if constexpr (requires { args.write_slot_stride; }) writes_columns = args.write_slot_stride > 0;
+    writes = args.final_state.data != nullptr;
+    if (writes && !writes_columns && args.write_slots != nullptr) write_id = args.write_slots[n];
   }
+  if constexpr (requires { args.accepted; }) {
+    if (reads && args.read_slot_stride > 0) {
+      columns = args.read_slot_stride;
+      column = static_cast<std::int64_t>(args.accepted[n]) - 1;
+      s.pad = column < 0 || column >= columns;
+      if (s.pad) column = 0;
+    }
+  }
+  if (reads && args.read_slots != nullptr) read_id = args.read_slots[n * columns + column];
 
+  if (args.cu_seqlens != nullptr) s.length = end > s.begin ? end - s.begin : 0;
+  bool null_read = false;  // by its id: an absent initial state makes no pad
+  if (reads) {
+    if (args.read_slots == nullptr) {
+      if (read_id < args.initial_state.slots) s.read_slot = read_id;
+    } else {
+      s.read_slot = slot_or_null(args, read_id, args.initial_state.slots);
+      null_read = s.read_slot == kNullSlot;
+    }
+    if (!flag) s.read_slot = kNullSlot;
+  }
   bool null_write = false;
   if constexpr (requires { args.final_state; }) {
-    if (args.final_state.data != nullptr) {
-      bool columns = false;
-      if constexpr (requires { args.write_slot_stride; }) columns = args.write_slot_stride > 0;
-      if (columns) {
-        if constexpr (requires { args.write_slot_stride; }) {
-          null_write = true;
-          for (std::int64_t t = 0; null_write && t < s.length && t < args.write_slot_stride; ++t)
-            null_write = token_write_slot(args, n, t) == kNullSlot;
-        }
-      } else if (args.write_slots == nullptr) {
-        if (n < args.final_state.slots) s.write_slot = n;
-      } else {
-        s.write_slot = slot_or_null(args, args.write_slots[n], args.final_state.slots);
-        null_write = s.write_slot == kNullSlot;
+    if (writes && writes_columns) {
+      if constexpr (requires { args.write_slot_stride; }) {
+        null_write = true;
+        for (std::int64_t t = 0; null_write && t < s.length && t < args.write_slot_stride; ++t)
+          null_write = token_write_slot(args, n, t) == kNullSlot;
       }
+    } else if (writes && args.write_slots == nullptr) {
+      if (write_id < args.final_state.slots) s.write_slot = write_id;
+    } else if (writes) {
+      s.write_slot = slot_or_null(args, write_id, args.final_state.slots);
+      null_write = s.write_slot == kNullSlot;
     }
   }
   s.pad = s.pad || (null_read && null_write);

@@ -11,12 +11,20 @@
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/portable/chunks.cuh"
+#include "cuda/portable/job.cuh"
 #include "cuda/portable/stage.cuh"
 
 namespace linattn::portable {
 
+template <class Traits>
+struct Scan;
+template <class Traits>
+class Pipeline;
+
 template <class OperandPolicy, int kKeyDimPadded, class UpdatePolicy>
 struct ScanTraits {
+  using Scan = portable::Scan<ScanTraits>;
+  using Pipeline = portable::Pipeline<ScanTraits>;
   using Operand = OperandPolicy;
   using Type = typename Operand::Type;
   using Update = UpdatePolicy;
@@ -69,6 +77,8 @@ struct ScanTraits {
   static constexpr std::size_t kStrengthBytes =
       kWarps * kWarpColumns * kStrengthPitch * sizeof(float);
   static constexpr std::size_t kJobBytes = 256 + 64;  // ScanJob and Arrivals
+  static constexpr std::size_t kAlignmentBytes = 0;   // more, for `aligned`
+  __device__ static unsigned char* aligned(unsigned char* memory) { return memory; }
   static constexpr std::size_t kExchangeBytes = kSplits == 1 ? 0 : kGroups * sizeof(Exchange);
 
   // Of a unit of 8 columns of V in a buffer, shuffled so that the rows permuted(t, 0 .. 7) of a
@@ -82,7 +92,7 @@ struct ScanTraits {
 // thread asks for; before, every thread copies its part, in its groups of copies.
 class Arrivals {
  public:
-  static constexpr int kMost = 4;
+  static constexpr int kMost = kMostBuffers;
 
   // By one thread, before the block's next barrier.
   __device__ __forceinline__ void arm() {
@@ -117,50 +127,130 @@ class Arrivals {
   ptx::Mbarrier barriers_[kMost];
 };
 
-// A block's copies: chunk after chunk, each into the buffer that is given.
+// Where a block's values come from.
+struct ValueSource {
+  const std::uint16_t* v;  // of the next chunk's first token, the block's first column
+  int columns;             // of V from there on; 0: none
+  int chunk, end;
+
+  __device__ __forceinline__ ValueSource(const ForwardParams& p, const ScanJob& job,
+                                         int value_block)
+      : v(static_cast<const std::uint16_t*>(p.args.v.data)),
+        columns(0),
+        chunk(job.begin),
+        end(job.end) {
+    if (job.extra) return;
+    const int first_column = job.first_column(p, value_block);
+    v += job.first_row(p, p.args.v) + first_column;
+    columns = job.columns(p) - first_column;
+  }
+  // Behind a chunk of so many tokens.
+  __device__ __forceinline__ void advance(const ForwardParams& p, int count) {
+    v += count * p.args.v.token_stride;
+    ++chunk;
+  }
+};
+
+// Where a block's chunks come from.
 template <class Traits>
-struct Fetcher {
+struct ChunkSource : ValueSource {
+  const typename Traits::Stage* stage;  // of the next chunk
+
+  __device__ __forceinline__ ChunkSource(const ForwardParams& p, const ScanJob& job)
+      : ValueSource(p, job, Traits::kValueBlock),
+        stage(static_cast<const typename Traits::Stage*>(p.stages) +
+              (job.first + job.begin - p.segment.first) * p.problem.value_heads +
+              job.task.value_head) {}
+  __device__ __forceinline__ void advance(const ForwardParams& p, int count) {
+    stage += p.problem.value_heads;
+    ValueSource::advance(p, count);
+  }
+};
+
+// A chunk's rows of V into a buffer by kThreads threads, thread .. ; zeros where there are none.
+template <class Traits, int kThreads, int kBytes>
+__device__ __forceinline__ void copy_values(const ForwardParams& p, const ValueSource& source,
+                                            int count, int thread, std::uint16_t* to) {
+  constexpr int kElements = kBytes / 2, kParts = Traits::kValueBlock / kElements;  // of a row
+  constexpr int kStep = kThreads / kParts;                                         // rows at a time
+  const int element = thread % kParts * kElements;
+  int token = thread / kParts;
+  const std::uint16_t* from = source.v + token * p.args.v.token_stride + element;
+  constexpr int kUnroll = kBytes == 16 ? 8 : 1;  // unrolled addresses would stay in registers
+#pragma unroll kUnroll
+  for (int i = 0; i < kChunk; i += kStep) {
+    if (kStep > kChunk && token >= kChunk) break;
+    const bool exists = element < source.columns && token < count;
+    ptx::cp_async<kBytes>(to + Traits::value_place(token, element / 8) + element % 8,
+                          exists ? from : source.v, exists);
+    token += kStep;
+    from += kStep * p.args.v.token_stride;
+  }
+}
+template <class Traits, int kThreads>
+__device__ __forceinline__ void copy_values(const ForwardParams& p, const ValueSource& source,
+                                            int count, int thread, std::uint16_t* to) {
+  if (p.wide_v) {
+    copy_values<Traits, kThreads, 16>(p, source, count, thread, to);
+  } else {
+    copy_values<Traits, kThreads, 4>(p, source, count, thread, to);
+  }
+}
+
+// The ring of buffers, which all threads fill while the tensor cores are busy: one to three chunks
+// are in flight.
+template <class Traits>
+class Pipeline {
+ public:
   using Stage = typename Traits::Stage;
   using Buffer = typename Traits::Buffer;
+  using Barriers = Arrivals;
+  static constexpr bool kHasProducer = false;
 
-  const ForwardParams& p;
-  Arrivals& arrivals;
-  const Stage* stage;      // of the next chunk
-  const std::uint16_t* v;  // the same chunk's first token, the block's first column
-  int columns;             // of V from there on; 0: none
-  int chunk;
-
-  __device__ __forceinline__ void next(const Chunks& chunks, Buffer* buffers, int slot) {
-    const int count = chunks.tokens(chunk++);
-    Buffer& buffer = buffers[slot];
-    arrivals.fetch_stage<Stage, Traits::kThreads>(slot, buffer.stage, stage);
-    if (p.wide_v) {
-      values<16>(buffer.v, count);
+  __device__ __forceinline__ Pipeline(const ForwardParams& params, const ScanJob& job,
+                                      Barriers& barriers, Buffer* buffers)
+      : p(params),
+        arrivals(barriers),
+        ring(buffers),
+        source(params, job),
+        ahead(params.buffers - 1) {
+    for (int i = 0; i < ahead; ++i) fetch_into(i, job.chunks);
+  }
+  __device__ __forceinline__ Buffer& acquire() {
+    if (ahead == 1) {
+      ptx::cp_async_wait_group<0>();
+    } else if (ahead == 2) {
+      ptx::cp_async_wait_group<1>();
     } else {
-      values<4>(buffer.v, count);
+      ptx::cp_async_wait_group<2>();
     }
-    stage += p.problem.value_heads;
-    v += count * p.args.v.token_stride;
+    arrivals.wait(slot, round);
+    __syncthreads();  // the chunk is there, and all have left its predecessor's buffer
+    return ring[slot];
+  }
+  __device__ __forceinline__ void meanwhile(const Chunks& chunks) {
+    fetch_into(slot == 0 ? ahead : slot - 1, chunks);
+  }
+  __device__ __forceinline__ void release() {
+    if (++slot > ahead) slot = 0, ++round;
   }
 
  private:
-  template <int kBytes>
-  __device__ __forceinline__ void values(std::uint16_t* to, int count) const {
-    constexpr int kElements = kBytes / 2, kParts = Traits::kValueBlock / kElements;  // of a row
-    constexpr int kStep = Traits::kThreads / kParts;  // rows at a time
-    const int thread = static_cast<int>(threadIdx.x), element = thread % kParts * kElements;
-    int token = thread / kParts;
-    const std::uint16_t* from = v + token * p.args.v.token_stride + element;
-    constexpr int kUnroll = kBytes == 16 ? 8 : 1;  // unrolled addresses would stay in registers
-#pragma unroll kUnroll
-    for (int i = 0; i < kChunk; i += kStep) {
-      if (kStep > kChunk && token >= kChunk) break;
-      const bool exists = element < columns && token < count;
-      ptx::cp_async<kBytes>(to + Traits::value_place(token, element / 8) + element % 8,
-                            exists ? from : v, exists);
-      token += kStep;
-      from += kStep * p.args.v.token_stride;
+  const ForwardParams& p;
+  Arrivals& arrivals;
+  Buffer* ring;
+  ChunkSource<Traits> source;
+  int ahead, slot = 0, round = 0;
+
+  __device__ __forceinline__ void fetch_into(int at, const Chunks& chunks) {
+    if (source.chunk < source.end) {
+      const int count = chunks.tokens(source.chunk);
+      arrivals.fetch_stage<Stage, Traits::kThreads>(at, ring[at].stage, source.stage);
+      copy_values<Traits, Traits::kThreads>(p, source, count, static_cast<int>(threadIdx.x),
+                                            ring[at].v);
+      source.advance(p, count);
     }
+    ptx::cp_async_commit_group();
   }
 };
 

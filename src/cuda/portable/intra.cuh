@@ -18,7 +18,7 @@ struct PrepareTraits {
   using Gate = GatePolicy;
   using Update = UpdatePolicy;
   using Stage = portable::Stage<Operand, kKeyDimPadded, Update>;
-  using Rows = typename Stage::Rows;
+  using Rows = PieceMatrix<Operand, kChunk>;  // of what products read here
 
   static constexpr int kKeyDim = kKeyDimPadded;
   static constexpr int kTokens = 4;  // of a thread, and 8 channels
@@ -49,6 +49,8 @@ struct PrepareTraits {
     alignas(16) float anchor[Gate::kPerChannel ? kKeyDim : 1];
     alignas(16) float before[Gate::kPerChannel ? kGroups : 1][Gate::kPerChannel ? kKeyDim : 1];
     alignas(16) float beta[kChunk];
+    alignas(16) float norms[2][kChunk];  // of q and k
+    alignas(16) unsigned char job[128];  // PrepareJob
     // Where decays are not in the operands: a gate per head, and the safe route.
     float row_factor[2][kChunk];  // on rows of A_kk and A_qk
     float column_factor[kChunk];  // on their columns
@@ -70,9 +72,11 @@ struct Intra {
   using Gate = typename Traits::Gate;
   using Update = typename Traits::Update;
   using Rows = typename Traits::Rows;
-  using Channels = typename Traits::Stage::Channels;
   using Shared = typename Traits::Shared;
   using Stage = typename Traits::Stage;
+  using StageRows = typename Stage::Rows;
+  using Channels = typename Stage::Channels;
+  using Scores = typename Stage::Scores;
 
   Shared& shared;
   Stage& stage;
@@ -158,18 +162,18 @@ struct Intra {
       for (int b = 0; b < Stage::kBlocks; ++b) {
         float anchor[8], g[8], x[8];
         decays_of(8 * rows - 1, 4 * b + piece, anchor);
-        const auto decayed = [&](const Type* matrix, int token, float sign) {
-          Operand::widen(Rows::load(matrix + b * Rows::kBlock + Rows::place(token, piece)), x);
+        const auto decayed = [&]<class Matrix>(Matrix, const Type* matrix, int token, float sign) {
+          Operand::widen(Matrix::load(matrix + Matrix::place(token, piece, b)), x);
 #pragma unroll
           for (int e = 0; e < 8; ++e) x[e] *= ptx::ex2_approx(sign * (g[e] - anchor[e]));
           return Operand::round(x);
         };
         decays_of(i, 4 * b + piece, g);
         Piece top{};
-        if constexpr (Update::kReadsState) top = decayed(stage.k, i, 1.0f);
-        const Piece bottom = decayed(stage.q, i, 1.0f);
+        if constexpr (Update::kReadsState) top = decayed(StageRows{}, stage.k, i, 1.0f);
+        const Piece bottom = decayed(StageRows{}, stage.q, i, 1.0f);
         decays_of(j, 4 * b + piece, g);
-        const Piece keys = decayed(shared.right, j, -1.0f);
+        const Piece keys = decayed(Rows{}, shared.right, j, -1.0f);
         Operand::mma(score, Operand::to_a(top, bottom, 0), keys, 0);
         Operand::mma(score, Operand::to_a(top, bottom, 1), keys, 1);
       }
@@ -180,21 +184,20 @@ struct Intra {
 
     // A group of lanes takes a row, a lane 8 channels.
     const int octet = thread % Traits::kOctets;
-    const auto row_of = [&](const Type* matrix, int token, float (&x)[8]) {
-      Operand::widen(Rows::load(matrix + octet / 4 * Rows::kBlock + Rows::place(token, octet % 4)),
-                     x);
+    const auto row_of = [&]<class Matrix>(Matrix, const Type* matrix, int token, float (&x)[8]) {
+      Operand::widen(Matrix::load(matrix + Matrix::place(token, octet % 4, octet / 4)), x);
     };
 #pragma unroll 1
     for (int i = thread / Traits::kOctets; i < kChunk; i += Traits::kGroups) {
       float k[8] = {}, q[8], g[8];
-      if constexpr (Update::kReadsState) row_of(stage.k, i, k);
-      row_of(stage.q, i, q);
+      if constexpr (Update::kReadsState) row_of(StageRows{}, stage.k, i, k);
+      row_of(StageRows{}, stage.q, i, q);
       decays_of(i, octet, g);
       const int last = __reduce_max_sync(0xffffffffu, i);  // a warp's rows, all in one block
 #pragma unroll 1
       for (int j = i / 8 * 8; j <= last; ++j) {
         float right[8], h[8], kk = 0, qk = 0;
-        row_of(shared.right, j, right);
+        row_of(Rows{}, shared.right, j, right);
         decays_of(j, octet, h);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -217,26 +220,27 @@ struct Intra {
     kk *= shared.row_factor[0][i] * shared.column_factor[j];
     qk *= shared.row_factor[1][i] * shared.column_factor[j];
     shared.lower[i * Traits::kPitch + j] = kk;  // its diagonal is never read
-    constexpr int kElements = Rows::kUnitElements;
-    shared.a_qk[Rows::place(i, j / 8) + j % 8 / kElements * Rows::kPlane + j % kElements] =
-        Operand::round(qk);
+    shared.a_qk[element(i, j)] = Operand::round(qk);
   }
 
-  // (I + A_kk)^-1 in fp32 by substitution, a lane a column. Doubling would cancel binomial numbers
-  // where keys repeat. Without a read of the state it is the identity.
+  // (I + A_kk)^-1 in fp32 by one warp. Doubling would cancel binomial numbers where keys repeat,
+  // so: two blocks of 16 tokens by substitution, a lane a column, and the block below by tensor
+  // cores, -T22 A21 T11, each factor split into two tf32 numbers. Without a read of the state it is
+  // the identity.
   __device__ __forceinline__ void invert() const {
     if (warp() != static_cast<int>(blockIdx.x) % Traits::kWarps) return;
-    const int column = thread % 32;
-    float x[kChunk];
+    constexpr int kHalf = kChunk / 2, kPitch = Traits::kPitch;
+    const int half = lane() / kHalf, column = lane() % kHalf;
+    float x[kHalf];
+    const float* block = shared.lower + half * (kHalf * kPitch + kHalf);  // the lane's
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
+    for (int i = 0; i < kHalf; ++i) {
       x[i] = i == column ? 1.0f : 0.0f;
       if constexpr (Update::kReadsState) {
         float sum[2] = {x[i], 0};
 #pragma unroll
         for (int l = 0; l < i; l += 4) {
-          const float4 four =
-              *reinterpret_cast<const float4*>(&shared.lower[i * Traits::kPitch + l]);
+          const float4 four = *reinterpret_cast<const float4*>(&block[i * kPitch + l]);
           sum[0] = fmaf(-four.x, x[l], sum[0]);
           if (l + 1 < i) sum[1] = fmaf(-four.y, x[l + 1], sum[1]);
           if (l + 2 < i) sum[0] = fmaf(-four.z, x[l + 2], sum[0]);
@@ -249,13 +253,86 @@ struct Intra {
     for (int part = 0; part < 4; ++part) {
       float y[8];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) y[e] = x[8 * part + e];
-      Rows::store(shared.inverse_t + Rows::place(column, part), Operand::round(y));
-      if constexpr (Traits::kFactorInInverse) {
+      for (int e = 0; e < 8; ++e) y[e] = part / 2 == half ? x[part % 2 * 8 + e] : 0.0f;
+      store_inverse(lane(), part, y);
+    }
+    if constexpr (Update::kReadsState) {
+      __syncwarp();  // all have read their blocks
+      float* place = shared.lower + half * kHalf * kPitch + kHalf + column;
 #pragma unroll
-        for (int e = 0; e < 8; ++e) y[e] *= shared.right_factor[8 * part + e];
-        Rows::store(shared.inverse_x + Rows::place(column, part), Operand::round(y));
+      for (int i = 0; i < kHalf; ++i) place[i * kPitch] = x[i];
+      __syncwarp();
+      merge();
+    }
+  }
+
+  // The block below, from T11 and T22 in the right half of `lower` and A21.
+  __device__ __forceinline__ void merge() const {
+    constexpr int kHalf = kChunk / 2, kPitch = Traits::kPitch;
+    const float *t11 = shared.lower + kHalf, *t22 = t11 + kHalf * kPitch,
+                *a21 = shared.lower + kHalf * kPitch;
+    const int g = row(), t = piece();
+    float z[2][4] = {}, y[2][4] = {};  // T22 A21; that times T11
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const float* left = t22 + g * kPitch + 8 * step + t;
+      const float a[4] = {left[0], left[8 * kPitch], left[4], left[8 * kPitch + 4]};
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float* right = a21 + (8 * step + t) * kPitch + 8 * tile + g;
+        multiply_split(z[tile], a, right[0], right[4 * kPitch]);
       }
+    }
+    // A tile of z stands for 8 terms of the sum, in an order that needs no exchange.
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const float a[4] = {z[step][0], z[step][2], z[step][1], z[step][3]};
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float* right = t11 + (8 * step + 2 * t) * kPitch + 8 * tile + g;
+        multiply_split(y[tile], a, right[0], right[kPitch]);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = kHalf + g + e / 2 * 8, at = element(8 * tile + 2 * t + e % 2, i);
+        shared.inverse_t[at] = Operand::round(-y[tile][e]);
+        if constexpr (Traits::kFactorInInverse)
+          shared.inverse_x[at] = Operand::round(-y[tile][e] * shared.right_factor[i]);
+      }
+  }
+
+  // d += a b to about 2^-21: [16, 8] += [16, 8] [8, 8], fragments of ptx::mma_m16n8k8_tf32.
+  __device__ __forceinline__ static void multiply_split(float (&d)[4], const float (&a)[4],
+                                                        float b0, float b1) {
+    std::uint32_t high[6], low[6];  // 11 bits, and the next 11
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+      const float x = i < 4 ? a[i] : i == 4 ? b0 : b1;
+      high[i] = __float_as_uint(x) & 0xffffe000u;
+      low[i] = __float_as_uint(x - __uint_as_float(high[i]));
+    }
+    ptx::mma_m16n8k8_tf32(d, high[0], high[1], high[2], high[3], high[4], high[5]);
+    ptx::mma_m16n8k8_tf32(d, high[0], high[1], high[2], high[3], low[4], low[5]);
+    ptx::mma_m16n8k8_tf32(d, low[0], low[1], low[2], low[3], high[4], high[5]);
+  }
+
+  // Of a matrix of Rows with kChunk columns.
+  __device__ __forceinline__ static int element(int token, int column) {
+    constexpr int kElements = Rows::kUnitElements;
+    return Rows::place(token, column / 8) + column % 8 / kElements * Rows::kPlane +
+           column % kElements;
+  }
+
+  // Elements 8 part .. 8 part + 7 of the inverse's column.
+  __device__ __forceinline__ void store_inverse(int column, int part, float (&y)[8]) const {
+    Rows::store(shared.inverse_t + Rows::place(column, part), Operand::round(y));
+    if constexpr (Traits::kFactorInInverse) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) y[e] *= shared.right_factor[8 * part + e];
+      Rows::store(shared.inverse_x + Rows::place(column, part), Operand::round(y));
     }
   }
 
@@ -314,7 +391,7 @@ struct Intra {
     for (int lower = 0; lower < 2; ++lower) {
       float x[8];
       gather(product, lower, x);
-      Rows::store(stage.p + Rows::place(i + 8 * lower, piece()), Operand::round(x));
+      Scores::store(stage.p + Scores::place(i + 8 * lower, piece()), Operand::round(x));
     }
   }
 };

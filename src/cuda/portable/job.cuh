@@ -107,6 +107,28 @@ struct ScanJob {
         checkpoint = pool(p.args.checkpoints, p.problem.checkpoint_dtype, 0);
     }
   }
+
+  __device__ __forceinline__ int columns(const ForwardParams& p) const {
+    return extra ? p.problem.key_dim : p.problem.value_dim;
+  }
+  // Of the block, among `columns`.
+  __device__ __forceinline__ int first_column(const ForwardParams& p, int block_columns) const {
+    return (extra ? task.block - p.value_blocks : task.block) * block_columns;
+  }
+  // Element offset of a head's row of the first chunk's first token.
+  __device__ __forceinline__ std::int64_t first_row(const ForwardParams& p, const Tensor& tensor,
+                                                    int head) const {
+    return cuda::row_offset(p.args, tensor, sequence, chunks.first(begin), head);
+  }
+  __device__ __forceinline__ std::int64_t first_row(const ForwardParams& p,
+                                                    const Tensor& tensor) const {
+    return first_row(p, tensor, task.value_head);
+  }
+  // null: no output.
+  __device__ __forceinline__ std::uint16_t* out_rows(const ForwardParams& p) const {
+    return with_output ? static_cast<std::uint16_t*>(p.args.out.data) + first_row(p, p.args.out)
+                       : nullptr;
+  }
 };
 
 }  // namespace linattn::portable

@@ -34,6 +34,13 @@ struct PrepareInstance {
   static void launch(const ForwardParams& params, int device, Stream stream, cuda::Order order);
 };
 
+// Of a scan that reads q, k and v as they came.
+struct NoPrepare {
+  static PrepareFacts facts() { return {}; }
+  static bool can_overlap(int /*device*/) { return false; }
+  static void launch(const ForwardParams&, int /*device*/, Stream, cuda::Order) {}
+};
+
 template <class Operand, int kKeyDim, class Update>
 struct ScanInstance {
   static ScanFacts facts();

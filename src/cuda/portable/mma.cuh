@@ -13,6 +13,7 @@
 
 #include <cuda_bf16.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/common/ptx.cuh"
@@ -28,8 +29,16 @@ __device__ constexpr int permuted(int tile, int column) {
   return 8 * (column / 2) + 2 * tile + column % 2;
 }
 
+template <class OperandPolicy, int kRows>
+struct PieceMatrix;
+
 struct OperandBf16 {
   using Type = __nv_bfloat16;  // element in memory
+  // Matrices of a stage: rows of channels, rows of a chunk's tokens.
+  template <int kRows>
+  using Channels = PieceMatrix<OperandBf16, kRows>;
+  template <int kRows>
+  using Tokens = PieceMatrix<OperandBf16, kRows>;
 
   struct A {  // [16, 16]
     std::uint32_t a[4];
@@ -136,6 +145,10 @@ struct OperandBf16 {
 
 struct OperandTf32 {
   using Type = float;
+  template <int kRows>
+  using Channels = PieceMatrix<OperandTf32, kRows>;
+  template <int kRows>
+  using Tokens = PieceMatrix<OperandTf32, kRows>;
 
   struct A {
     std::uint32_t a[8];
@@ -229,6 +242,7 @@ struct PieceMatrix {
   using Operand = OperandPolicy;
   using Type = typename Operand::Type;
   using Piece = typename Operand::Piece;
+  static constexpr std::size_t kAlignment = 16;
   static constexpr int kUnits = sizeof(Piece) / 16;  // of a piece, 16 bytes each
   static constexpr int kUnitElements = 16 / sizeof(Type);
   // Elements from a piece to the same one of the next row, as long as row / 8 does not change; from
@@ -237,9 +251,9 @@ struct PieceMatrix {
   static constexpr int kPlane = kRows * kRow;
   static constexpr int kBlock = kUnits * kPlane;
 
-  // Of a piece in its block.
-  __device__ static constexpr int place(int row, int piece) {
-    return row * kRow + (piece ^ (row / 8 & 3)) * kUnitElements;
+  // Of a piece in its block, or in the matrix.
+  __device__ static constexpr int place(int row, int piece, int block = 0) {
+    return block * kBlock + row * kRow + (piece ^ (row / 8 & 3)) * kUnitElements;
   }
   __device__ static Piece load(const Type* at) {
     Piece out;

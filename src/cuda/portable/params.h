@@ -11,6 +11,8 @@ namespace linattn::portable {
 
 inline constexpr int kChunk = 32;  // one anchor in the middle covers 16 tokens of -5 to each side
 
+inline constexpr int kMostBuffers = 6;  // chunks in a block's shared memory
+
 // A long sequence with few heads is cut into pieces, exactly. Each piece is an affine map of its
 // initial state:
 //   summarise  every piece but the last from a zero state (V columns) and from the identity (K
@@ -28,7 +30,8 @@ struct Segment {
 struct ForwardParams {
   ForwardArgs args;
   Problem problem;
-  bool wide_qk, wide_g, wide_v;  // rows may be read by 16 bytes, otherwise by pairs of elements
+  // Rows may be read or written by 16 bytes, otherwise by pairs of elements.
+  bool wide_qk, wide_g, wide_v, wide_out;
 
   std::int64_t sequence_length;  // without cu_seqlens
   Segment segment;

@@ -13,18 +13,46 @@
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/portable/chunks.cuh"
+#include "cuda/portable/head_decay.cuh"
 #include "cuda/portable/intra.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace linattn::portable {
 
-inline constexpr float kLog2e = 1.4426950408889634f;
-// 2^-160 is zero in fp32. A decay below it forgets as much, and sums of it keep their digits and
-// never meet inf - inf.
-inline constexpr float kSmallestLog2Decay = -160.0f;
 // The largest operand of a score, inside the ranges of fp32 and bf16, and the largest anchor. With
 // normalised keys the bounded gate of -5 makes 2^115.4.
 inline constexpr float kLargestOperand = 0x1p124f, kLargestAnchor = 120.0f;
+// Factors up to this one keep normalised rows below it.
+inline constexpr float kLargestFactor = 16.0f;
+
+// A block's chunk and head. Rows are those of the chunk's first token.
+struct PrepareJob {
+  cuda::Sequence sequence;
+  int first, count;  // tokens; count < 0: no chunk has the block's number
+  const char *q, *k, *g, *beta;
+
+  __device__ static PrepareJob of(const ForwardParams& p, std::int64_t number, int value_head) {
+    const std::int64_t n = sequence_at(p, number), c = number - first_number(p, n);
+    PrepareJob job{cuda::sequence_of(p.args, n, p.sequence_length), 0, -1};
+    const Chunks chunks(job.sequence);
+    if (job.sequence.pad || c < 0 || c >= chunks.count()) return job;
+    job.first = chunks.first(static_cast<int>(c));
+    job.count = chunks.tokens(static_cast<int>(c));
+    const int key_head = value_head / (p.problem.value_heads / p.problem.heads);
+    job.q = job.row(p, p.args.q, key_head, p.problem.dtype);
+    job.k = job.row(p, p.args.k, key_head, p.problem.dtype);
+    job.g = job.row(p, p.args.g, value_head, p.problem.gate_dtype);
+    job.beta = job.row(p, p.args.beta, value_head, p.problem.beta_dtype);
+    return job;
+  }
+
+  const __device__ char* row(const ForwardParams& p, const Tensor& tensor, int head,
+                             DType dtype) const {
+    if (tensor.data == nullptr) return nullptr;
+    return static_cast<const char*>(tensor.data) +
+           cuda::row_offset(p.args, tensor, sequence, first, head) * cuda::bytes_of(dtype);
+  }
+};
 
 template <class Traits>
 struct Prepare {
@@ -34,6 +62,7 @@ struct Prepare {
   using Gate = typename Traits::Gate;
   using Update = typename Traits::Update;
   using Rows = typename Traits::Rows;
+  using StageRows = typename Traits::Stage::Rows;
   static constexpr int kTokens = Traits::kTokens;
   static constexpr bool kFp16 = std::is_same_v<Operand, OperandTf32>;
 
@@ -41,110 +70,132 @@ struct Prepare {
   typename Traits::Shared& shared;
   typename Traits::Stage& stage;
   float* erase;  // gdn2: [C, K] in shared memory; null: every channel by beta
-  const cuda::Sequence& sequence;
-  int value_head, first, count;        // the chunk's tokens are first .. first + count - 1
+  const PrepareJob& job;
+  int value_head, count;               // the chunk's tokens
   int thread, group, octet, channels;  // this thread's tokens and channels; channels that exist
 
   __device__ __forceinline__ int token(int t) const { return kTokens * group + t; }
   __device__ __forceinline__ int channel() const { return 8 * octet; }
 
-  // Address of a token's row of a tensor.
-  const __device__ __forceinline__ char* row(const Tensor& tensor, int head, int token,
-                                             int bytes) const {
-    return static_cast<const char*>(tensor.data) +
-           cuda::row_offset(p.args, tensor, sequence, first + token, head) * bytes;
-  }
-
-  __device__ __forceinline__ Part part_of(const Tensor& tensor, int head, DType dtype,
+  // Of a tensor whose row of the chunk's first token is given.
+  __device__ __forceinline__ Part part_of(const Tensor& tensor, const char* row, DType dtype,
                                           bool wide) const {
     const int bytes = cuda::bytes_of(dtype);
-    return {row(tensor, head, token(0), bytes) + channel() * bytes, tensor.token_stride * bytes,
-            count - token(0), channels, wide};
+    const std::int64_t stride = tensor.token_stride * bytes;
+    return {row + token(0) * stride + channel() * bytes, stride, count - token(0), channels, wide};
   }
-  // The pieces that this thread owns in a matrix: of its first token, the others follow.
-  __device__ __forceinline__ Type* own(Type* matrix) const {
-    return matrix + octet / 4 * Rows::kBlock + Rows::place(token(0), octet % 4);
-  }
-
-  __device__ __forceinline__ void load_rows(const Tensor& tensor, Octet (&rows)[kTokens]) const {
-    portable::load_rows(part_of(tensor, value_head / (p.problem.value_heads / p.problem.heads),
-                                p.problem.dtype, p.wide_qk),
-                        rows);
+  // The piece that this thread owns of its token t.
+  template <class Matrix>
+  __device__ __forceinline__ Type* own(Type* matrix, int t) const {
+    return matrix + Matrix::place(token(t), octet % 4, octet / 4);
   }
 
-  // 1 / norm of each token, or 1.
-  __device__ __forceinline__ void norms(const Octet (&rows)[kTokens],
-                                        float (&norm)[kTokens]) const {
+  __device__ __forceinline__ void load_rows(const Tensor& tensor, const char* row,
+                                            Octet (&rows)[kTokens]) const {
+    portable::load_rows(part_of(tensor, row, p.problem.dtype, p.wide_qk), rows);
+  }
+
+  // 1 / norm of each token, that of q times scale; without norms 1 and scale.
+  __device__ __forceinline__ void norms(const Octet (&q)[kTokens], const Octet (&k)[kTokens],
+                                        float scale, float (&q_norm)[kTokens],
+                                        float (&k_norm)[kTokens]) const {
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) norm[t] = 1;
+    for (int t = 0; t < kTokens; ++t) q_norm[t] = scale, k_norm[t] = 1;
     if (!p.problem.qk_l2norm) return;
-    float sum[kTokens], largest = 0;
-    squares(rows, 1.0f, sum);
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      norm[t] = rsqrtf(sum[t] + static_cast<float>(kNormEpsilon));
-      largest = fmaxf(largest, sum[t]);
-    }
+    // The lanes of a token's row share out its sums: each has one in the end.
+    constexpr int kShare = Traits::kOctets / (2 * kTokens);  // lanes that have the same
+    float sum = squares(q, k, 1.0f);
+    float norm = rsqrtf(sum + static_cast<float>(kNormEpsilon));
     // Squares from 1e19 on overflow: scaled by a power of two, beside which epsilon is nothing.
     constexpr float kLargest = 3e38f, kScale = 0x1p-70f;
-    if (!__any_sync(0xffffffffu, largest > kLargest)) return;
-    float scaled[kTokens];
-    squares(rows, kScale, scaled);
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t)
-      if (sum[t] > kLargest) norm[t] = kScale * rsqrtf(scaled[t]);
-  }
-  // Of whole rows, times scale.
-  __device__ __forceinline__ static void squares(const Octet (&rows)[kTokens], float scale,
-                                                 float (&sum)[kTokens]) {
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      float x[8];
-      widen<kFp16>(rows[t], x);
-      sum[t] = 0;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[t] = fmaf(x[i] * scale, x[i] * scale, sum[t]);
-#pragma unroll
-      for (int distance = Traits::kOctets / 2; distance > 0; distance /= 2)
-        sum[t] += __shfl_xor_sync(0xffffffffu, sum[t], distance);
+    if (__any_sync(0xffffffffu, sum > kLargest)) {
+      const float scaled = squares(q, k, kScale);
+      if (sum > kLargest) norm = kScale * rsqrtf(scaled);
     }
+    const int index = octet / kShare, t = index % kTokens;
+    if (octet % kShare == 0)
+      shared.norms[index / kTokens][token(t)] = index < kTokens ? norm * scale : norm;
+    __syncwarp();
+    load_tokens(shared.norms[0], q_norm);
+    load_tokens(shared.norms[1], k_norm);
+  }
+  // A lane's share: the sum of squares, times scale, of token index % kTokens of q or, from
+  // kTokens on, of k; index = octet / kShare. Halves are exchanged, so that sums get fewer as their
+  // lanes get more.
+  __device__ __forceinline__ float squares(const Octet (&q)[kTokens], const Octet (&k)[kTokens],
+                                           float scale) const {
+    float sum[2 * kTokens];
+#pragma unroll
+    for (int i = 0; i < 2 * kTokens; ++i) {
+      float x[8];
+      widen<kFp16>(i < kTokens ? q[i] : k[i - kTokens], x);
+      sum[i] = 0;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum[i] = fmaf(x[e] * scale, x[e] * scale, sum[i]);
+    }
+    int distance = Traits::kOctets / 2;
+#pragma unroll
+    for (int half = kTokens; half > 0; half /= 2, distance /= 2) {
+      const bool upper = (octet & distance) != 0;
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        const float given = upper ? sum[i] : sum[i + half];
+        sum[i] = (upper ? sum[i + half] : sum[i]) + __shfl_xor_sync(0xffffffffu, given, distance);
+      }
+    }
+#pragma unroll
+    for (; distance > 0; distance /= 2) sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], distance);
+    return sum[0];
   }
 
-  // beta and the gate per head, by the first warp: lane is the token.
-  __device__ __forceinline__ void token_scalars() const {
-    if (thread >= kChunk) return;
+  // This thread's of a row of all tokens.
+  __device__ __forceinline__ void load_tokens(const float* all, float (&own)[kTokens]) const {
+    static_assert(kTokens == 4);
+    const float4 four = *reinterpret_cast<const float4*>(&all[token(0)]);
+    own[0] = four.x, own[1] = four.y, own[2] = four.z, own[3] = four.w;
+  }
+
+  // A token's beta and gate per head as they came, of the first warp's lanes; asked for before
+  // anything waits.
+  struct TokenInputs {
+    std::uint32_t beta = 0, g = 0;
+  };
+  __device__ __forceinline__ TokenInputs load_token_inputs() const {
+    TokenInputs raw;
+    if (thread >= count || thread >= kChunk) return raw;
+    if (p.args.beta.data != nullptr)
+      raw.beta = cuda::load_raw(job.beta, p.problem.beta_dtype, thread * p.args.beta.token_stride);
+    if (!Gate::kPerChannel && p.args.g.data != nullptr)
+      raw.g = cuda::load_raw(job.g, p.problem.gate_dtype, thread * p.args.g.token_stride);
+    return raw;
+  }
+
+  // beta and the gate per head, by the first warp: lane is the token. Whether beta is large.
+  __device__ __forceinline__ bool token_scalars(const TokenInputs& raw) const {
+    if (thread >= kChunk) return false;
     const bool present = thread < count;
-    const int at = present ? thread : 0;
     float strength = present ? 1.0f : 0.0f;
     if (present && p.args.beta.data != nullptr)
-      strength = cuda::strength(
-          p.problem.beta_input,
-          cuda::load(row(p.args.beta, value_head, at, cuda::bytes_of(p.problem.beta_dtype)),
-                     p.problem.beta_dtype, 0));
+      strength =
+          cuda::strength(p.problem.beta_input, cuda::from_raw(raw.beta, p.problem.beta_dtype));
     shared.beta[thread] = strength;
     stage.strength[thread] = strength;
     if constexpr (!Gate::kPerChannel) {
       float decay = 0;
       if (present && p.args.g.data != nullptr) {
-        const cuda::GateReader gate = cuda::GateReader::of(p.problem, p.args, value_head);
-        const float raw =
-            cuda::load(row(p.args.g, value_head, at, cuda::bytes_of(p.problem.gate_dtype)),
-                       p.problem.gate_dtype, 0);
-        decay = ptx::max_nan(kLog2e * gate.log_decay(raw, 0), kSmallestLog2Decay);
+        const auto gate = cuda::GateReader::of(p.problem, p.args, value_head);
+        const float bias = gate.dt_bias == nullptr ? 0.0f : *gate.dt_bias;
+        decay = head_log2_decay(gate, bias, raw.g, p.problem.gate_dtype);
       }
-#pragma unroll
-      for (int distance = 1; distance < kChunk; distance *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, decay, distance);
-        if (thread >= distance) decay += before;
-      }
-      shared.cumulative[thread] = decay;
+      shared.cumulative[thread] = cumulative_decay(decay, thread);
     }
+    return !(fabsf(strength) <= kLargestFactor);
   }
 
   // gdn2's erase strengths.
   __device__ __forceinline__ void stage_erase() const {
     if (erase == nullptr) return;
-    const int bytes = cuda::bytes_of(p.problem.beta_dtype);
+    const char* rows = job.row(p, p.args.erase, value_head, p.problem.beta_dtype);
 #pragma unroll 1
     for (int t = 0; t < kTokens; ++t)
 #pragma unroll 1
@@ -152,16 +203,11 @@ struct Prepare {
         erase[token(t) * Traits::kKeyDim + channel() + c] =
             token(t) < count && c < channels
                 ? cuda::strength(p.problem.beta_input,
-                                 cuda::load(row(p.args.erase, value_head, token(t), bytes),
-                                            p.problem.beta_dtype, channel() + c))
+                                 cuda::load(rows, p.problem.beta_dtype,
+                                            token(t) * p.args.erase.token_stride + channel() + c))
                 : 0.0f;
   }
 
-  __device__ __forceinline__ void betas(float (&beta)[kTokens]) const {
-    static_assert(kTokens == 4);
-    const float4 four = *reinterpret_cast<const float4*>(&shared.beta[token(0)]);
-    beta[0] = four.x, beta[1] = four.y, beta[2] = four.z, beta[3] = four.w;
-  }
   // Times gdn2's erase strengths of a token.
   __device__ __forceinline__ void times_erase(int token, float (&x)[8]) const {
     if (erase == nullptr) return;
@@ -170,8 +216,7 @@ struct Prepare {
   }
 
   __device__ __forceinline__ void load_gates(Raw (&g)[kTokens], Raw (&bias)[1]) const {
-    load_raw(part_of(p.args.g, value_head, p.problem.gate_dtype, p.wide_g), p.problem.gate_dtype,
-             g);
+    load_raw(part_of(p.args.g, job.g, p.problem.gate_dtype, p.wide_g), p.problem.gate_dtype, g);
     const float* from = p.args.dt_bias == nullptr
                             ? nullptr
                             : p.args.dt_bias + value_head * p.problem.key_dim + channel();
@@ -182,21 +227,19 @@ struct Prepare {
   // Cumulative log2 decay inside the thread's tokens; 0 of channels that do not exist.
   __device__ __forceinline__ void local_decays(const Raw (&g)[kTokens], const Raw (&dt_bias)[1],
                                                float (&decay)[kTokens][8]) const {
-    GateParameters<float> gate = GateParameters<float>::of(
+    const auto parameters = GateParameters<float>::of(
         p.args.a_log == nullptr ? 0.0f : p.args.a_log[value_head], 0.0f, p.args.lower_bound);
     float bias[1][8];
     widen(dt_bias, DType::kFloat32, bias);
     widen(g, p.problem.gate_dtype, decay);
     cuda::with_gate_input(p.problem.gate_input, [&]<class Input>(Input) {
+      const cuda::Log2Gate<Input> gate{parameters};
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
         if (token(t) < count) {
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            gate.dt_bias = bias[0][i];
-            decay[t][i] =
-                ptx::max_nan(kLog2e * Input::log_decay(decay[t][i], gate), kSmallestLog2Decay);
-          }
+          for (int i = 0; i < 8; ++i)
+            decay[t][i] = ptx::max_nan(gate(decay[t][i], bias[0][i]), kSmallestLog2Decay);
         }
         if (t > 0) {
 #pragma unroll
@@ -279,14 +322,15 @@ struct Prepare {
                                                    const Octet (&k)[kTokens],
                                                    const float (&q_norm)[kTokens],
                                                    const float (&k_norm)[kTokens],
-                                                   float (&decay)[kTokens][8]) const {
+                                                   float (&decay)[kTokens][8], bool large,
+                                                   bool normalised) const {
 #pragma unroll
     for (int i = 0; i < 8; i += 4)
       *reinterpret_cast<float4*>(&shared.before[group][channel() + i]) =
           make_float4(decay[kTokens - 1][i], decay[kTokens - 1][i + 1], decay[kTokens - 1][i + 2],
                       decay[kTokens - 1][i + 3]);
     __syncthreads();
-    bool unsafe = scan_groups();
+    bool unsafe = scan_groups() || large;
     __syncthreads();
     float before[8], anchor[8], power[8];
     load_eight(&shared.before[group][channel()], before);
@@ -295,7 +339,7 @@ struct Prepare {
     for (int i = 0; i < 8; ++i) power[i] = ptx::ex2_approx(anchor[i]);
     const Piece powers = Operand::round(power);
     float beta[kTokens];
-    betas(beta);
+    load_tokens(shared.beta, beta);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       float a[8], b[8], out[8];
@@ -311,18 +355,19 @@ struct Prepare {
         b[i] = b[i] * down * beta[t];
       }
       const Piece right = Operand::round(out), left_q = Operand::round(a);
-      Piece largest = Operand::larger(right, left_q);
-      Rows::store(own(shared.right) + t * Rows::kRow, right);
-      Rows::store(own(shared.q) + t * Rows::kRow, left_q);
-      Rows::store(own(stage.q) + t * Rows::kRow, Operand::product(left_q, powers));
+      Piece left_k{};
+      Rows::store(own<Rows>(shared.right, t), right);
+      Rows::store(own<Rows>(shared.q, t), left_q);
+      StageRows::store(own<StageRows>(stage.q, t), Operand::product(left_q, powers));
       if constexpr (Update::kReadsState) {
         times_erase(token(t), b);
-        const Piece left_k = Operand::round(b);
-        largest = Operand::larger(largest, left_k);
-        Rows::store(own(shared.k) + t * Rows::kRow, left_k);
-        Rows::store(own(stage.k) + t * Rows::kRow, Operand::product(left_k, powers));
+        left_k = Operand::round(b);
+        Rows::store(own<Rows>(shared.k, t), left_k);
+        StageRows::store(own<StageRows>(stage.k, t), Operand::product(left_k, powers));
       }
-      unsafe = unsafe || Operand::exceeds(largest, kLargestOperand);
+      if (!normalised)
+        unsafe = unsafe || Operand::exceeds(Operand::larger(Operand::larger(right, left_q), left_k),
+                                            kLargestOperand);
     }
     const Intra<Traits> intra{shared, stage, thread};
     if (!__syncthreads_or(unsafe)) {
@@ -347,18 +392,18 @@ struct Prepare {
   __device__ __forceinline__ void undecayed_operands(const float (&q_norm)[kTokens],
                                                      const float (&k_norm)[kTokens]) const {
     Octet q[kTokens], k[kTokens];
-    load_rows(p.args.q, q);
-    load_rows(p.args.k, k);
+    load_rows(p.args.q, job.q, q);
+    load_rows(p.args.k, job.k, k);
     const Norms norms = split_norms(q_norm, k_norm);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       float a[8], b[8];
       norms.apply(q[t], k[t], t, a, b);
-      Rows::store(own(stage.q) + t * Rows::kRow, Operand::round(a));
-      Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(b));
+      StageRows::store(own<StageRows>(stage.q, t), Operand::round(a));
+      Rows::store(own<Rows>(shared.right, t), Operand::round(b));
       if constexpr (Update::kReadsState) {
         times_erase(token(t), b);
-        Rows::store(own(stage.k) + t * Rows::kRow, Operand::round(b));
+        StageRows::store(own<StageRows>(stage.k, t), Operand::round(b));
       }
     }
   }
@@ -378,17 +423,19 @@ struct Prepare {
         up[i] = ptx::ex2_approx(whole[i] - down[i]);
         down[i] = ptx::ex2_approx(down[i]);
       }
-      const auto decay = [&](Type* matrix, const float (&by)[8], float factor) {
+      const auto decay = [&]<class Matrix>(Matrix, Type* matrix, const float (&by)[8],
+                                           float factor) {
         float x[8];
-        Type* at = own(matrix) + t * Rows::kRow;
-        Operand::widen(Rows::load(at), x);
+        Type* at = own<Matrix>(matrix, t);
+        Operand::widen(Matrix::load(at), x);
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[i] *= by[i] * factor;
-        Rows::store(at, Operand::round(x));
+        Matrix::store(at, Operand::round(x));
       };
-      decay(stage.q, down, shared.row_factor[1][token(t)]);
-      decay(shared.right, up, shared.column_factor[token(t)]);
-      if constexpr (Update::kReadsState) decay(stage.k, down, shared.row_factor[0][token(t)]);
+      decay(StageRows{}, stage.q, down, shared.row_factor[1][token(t)]);
+      decay(Rows{}, shared.right, up, shared.column_factor[token(t)]);
+      if constexpr (Update::kReadsState)
+        decay(StageRows{}, stage.k, down, shared.row_factor[0][token(t)]);
     }
   }
 
@@ -408,23 +455,23 @@ struct Prepare {
     stage.total[thread] = ptx::ex2_approx(whole);
     shared.x_scale[thread] = 1;
     float beta[kTokens];
-    betas(beta);
+    load_tokens(shared.beta, beta);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       float a[8], b[8];
       norms.apply(q[t], k[t], t, a, b);
       const float down = ptx::ex2_approx(shared.cumulative[token(t)]);
-      Rows::store(own(shared.q) + t * Rows::kRow, Operand::round(a));
-      Rows::store(own(shared.right) + t * Rows::kRow, Operand::round(b));
+      Rows::store(own<Rows>(shared.q, t), Operand::round(a));
+      Rows::store(own<Rows>(shared.right, t), Operand::round(b));
 #pragma unroll
       for (int i = 0; i < 8; ++i) a[i] *= norms.q_rest[t] * down;
-      Rows::store(own(stage.q) + t * Rows::kRow, Operand::round(a));
+      StageRows::store(own<StageRows>(stage.q, t), Operand::round(a));
       if constexpr (Update::kReadsState) {
         times_erase(token(t), b);
-        Rows::store(own(shared.k) + t * Rows::kRow, Operand::round(b));
+        Rows::store(own<Rows>(shared.k, t), Operand::round(b));
 #pragma unroll
         for (int i = 0; i < 8; ++i) b[i] *= beta[t] * norms.k_rest[t] * down;
-        Rows::store(own(stage.k) + t * Rows::kRow, Operand::round(b));
+        StageRows::store(own<StageRows>(stage.k, t), Operand::round(b));
       }
     }
     __syncthreads();
@@ -432,26 +479,25 @@ struct Prepare {
   }
 
   __device__ __forceinline__ void run() const {
+    const TokenInputs raw = load_token_inputs();
     Octet q[kTokens], k[kTokens];
-    load_rows(p.args.q, q);
-    load_rows(p.args.k, k);
+    load_rows(p.args.q, job.q, q);
+    load_rows(p.args.k, job.k, k);
     Raw g[kTokens], bias[1];
     if constexpr (Gate::kPerChannel) load_gates(g, bias);  // all loads are in flight
-    token_scalars();
+    [[maybe_unused]] const bool large = token_scalars(raw);
     stage_erase();
-    float q_norm[kTokens], k_norm[kTokens];
-    norms(q, q_norm);
-    norms(k, k_norm);
     const float scale =
         p.args.scale == 0.0f ? rsqrtf(static_cast<float>(p.problem.key_dim)) : p.args.scale;
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) q_norm[t] *= scale;
+    float q_norm[kTokens], k_norm[kTokens];
+    norms(q, k, scale, q_norm, k_norm);
     const Intra<Traits> intra{shared, stage, thread};
     if constexpr (!Update::kReadsState) intra.invert();  // the identity
     if constexpr (Gate::kPerChannel) {
       float decay[kTokens][8];
       local_decays(g, bias, decay);
-      channel_operands(q, k, q_norm, k_norm, decay);
+      channel_operands(q, k, q_norm, k_norm, decay, large,
+                       p.problem.qk_l2norm && fabsf(scale) <= kLargestFactor && erase == nullptr);
     } else {
       head_operands(q, k, q_norm, k_norm);
     }
@@ -464,33 +510,17 @@ struct Prepare {
   }
 };
 
-// A block's chunk.
-struct PrepareJob {
-  cuda::Sequence sequence;
-  int first, count;  // tokens; count < 0: no chunk has the block's number
-
-  __device__ static PrepareJob of(const ForwardParams& p, std::int64_t number) {
-    const std::int64_t n = sequence_at(p, number), c = number - first_number(p, n);
-    PrepareJob job{cuda::sequence_of(p.args, n, p.sequence_length), 0, -1};
-    const Chunks chunks(job.sequence);
-    if (job.sequence.pad || c < 0 || c >= chunks.count()) return job;
-    job.first = chunks.first(static_cast<int>(c));
-    job.count = chunks.tokens(static_cast<int>(c));
-    return job;
-  }
-};
-
 // Grid: (HV, chunks of the segment).
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     prepare_kernel(const __grid_constant__ ForwardParams p) {
   unsigned char* memory = ptx::dynamic_shared();
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(memory);
-  // In memory that is written later.
-  auto& job = *reinterpret_cast<PrepareJob*>(shared.lower);
+  static_assert(sizeof(PrepareJob) <= sizeof(shared.job));
+  auto& job = *reinterpret_cast<PrepareJob*>(shared.job);
   const int thread = static_cast<int>(threadIdx.x), value_head = static_cast<int>(blockIdx.x);
   if (thread < 32) {  // one warp asks, all know
-    const PrepareJob found = PrepareJob::of(p, p.segment.first + blockIdx.y);
+    const PrepareJob found = PrepareJob::of(p, p.segment.first + blockIdx.y, value_head);
     if (thread == 0) job = found;
   }
   __syncthreads();
@@ -511,9 +541,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       static_cast<typename Traits::Stage*>(
           p.stages)[static_cast<std::int64_t>(blockIdx.y) * p.problem.value_heads + value_head],
       erase,
-      job.sequence,
+      job,
       value_head,
-      job.first,
       job.count,
       thread,
       thread / Traits::kOctets,

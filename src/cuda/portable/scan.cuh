@@ -25,6 +25,26 @@
 
 namespace linattn::portable {
 
+// gdn2: a chunk's write strengths, [16 columns, kPitch], for a warp. Not inlined: the other ops pay
+// nothing for it.
+template <int kPitch>
+__device__ __noinline__ void stage_strengths(float* to, const ForwardParams& p, const ScanJob& job,
+                                             int first, int count, int column, int columns) {
+  const int token = static_cast<int>(threadIdx.x) % 32;
+  const void* rows = p.args.write.data;
+  const std::int64_t offset =
+      cuda::row_offset(p.args, p.args.write, job.sequence, first + token, job.task.value_head) +
+      column;
+  __syncwarp();
+  for (int c = 0; c < 16; ++c)
+    to[c * kPitch + token] =
+        token < count && column + c < columns
+            ? cuda::strength(p.problem.beta_input,
+                             cuda::load(rows, p.problem.beta_dtype, offset + c))
+            : 0.0f;
+  __syncwarp();
+}
+
 template <class Traits>
 struct Scan {
   using Operand = typename Traits::Operand;
@@ -36,6 +56,7 @@ struct Scan {
   using Stage = typename Traits::Stage;
   using Rows = typename Traits::Rows;
   using Channels = typename Stage::Channels;
+  using Scores = typename Stage::Scores;
   using Buffer = typename Traits::Buffer;
   using Exchange = typename Traits::Exchange;
   static constexpr int kSplits = Traits::kSplits;
@@ -45,12 +66,29 @@ struct Scan {
   const ForwardParams& p;
   const ScanJob& job;
   std::uint16_t* out_rows;  // of the next chunk's first token; null: no output
+  int split, group, lane;   // of the channels; of the columns in the block
   int column, columns;      // the warp's first column; V, or K in an extra block
   Exchange& exchange;       // of the warps that share the columns
   float* write_strengths;   // gdn2: shared memory of this warp; null: beta is all
-  int split, group, lane;   // of the channels; of the columns in the block
 
   Accumulator state[Traits::kTiles];
+
+  // strengths: of the block.
+  __device__ __forceinline__ Scan(const ForwardParams& params, const ScanJob& of,
+                                  Exchange* exchanges, float* strengths)
+      : p(params),
+        job(of),
+        out_rows(of.out_rows(params)),
+        split(static_cast<int>(threadIdx.x) / 32 / Traits::kGroups),
+        group(static_cast<int>(threadIdx.x) / 32 % Traits::kGroups),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        column(of.first_column(params, Traits::kValueBlock) + group * Traits::kWarpColumns),
+        columns(of.columns(params)),
+        exchange(exchanges[kSplits == 1 ? 0 : group]),
+        write_strengths(strengths == nullptr
+                            ? nullptr
+                            : strengths + static_cast<int>(threadIdx.x) / 32 *
+                                              Traits::kWarpColumns * Traits::kStrengthPitch) {}
 
   __device__ __forceinline__ int row() const { return lane / 4; }
   __device__ __forceinline__ int piece() const { return lane % 4; }
@@ -58,10 +96,10 @@ struct Scan {
   __device__ __forceinline__ int tile_at(int u) const { return u ^ (split * kOwnTiles); }
 
   __device__ __forceinline__ void load(const StateMatrix& from) {
-    move_state<true>(state, from, place());
+    move_state<true>(elements(), from, place());
   }
   __device__ __forceinline__ void store(const StateMatrix& to) {
-    move_state<false>(state, to, place());
+    move_state<false>(elements(), to, place());
   }
   // Zero, or the identity in an extra block.
   __device__ __forceinline__ void clear() {
@@ -69,10 +107,8 @@ struct Scan {
     for (int tile = 0; tile < Traits::kTiles; ++tile)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        state[tile].c[e] = job.extra && first_key() + 32 * (tile / 4) + 2 * (tile % 4) + e % 2 ==
-                                            column + row() + 8 * (e / 2)
-                               ? 1.0f
-                               : 0.0f;
+        state[tile].c[e] =
+            job.extra && place().key(tile, e) == column + row() + 8 * (e / 2) ? 1.0f : 0.0f;
   }
 
   // One chunk. meanwhile(): what may be done while the tensor cores are busy.
@@ -94,8 +130,8 @@ struct Scan {
     if (!Update::kReadsState || write_strengths == nullptr) {
       residual(writes, buffer, stage.strength, 0);
     } else {
-      stage_strengths(write_strengths, p, job, chunks.first(c), chunks.tokens(c), column,
-                      job.extra ? 0 : columns);
+      stage_strengths<Traits::kStrengthPitch>(write_strengths, p, job, chunks.first(c),
+                                              chunks.tokens(c), column, job.extra ? 0 : columns);
       residual(writes, buffer, write_strengths, Traits::kStrengthPitch);
     }
     A a[2];
@@ -115,7 +151,7 @@ struct Scan {
     if (out_rows == nullptr) return;
 #pragma unroll
     for (int u = 0; u < kOwnTiles; ++u) {
-      const Piece rows = Rows::load(stage.p + row_place(u));
+      const Piece rows = Scores::load(stage.p + row_place(u));
       Operand::mma(out[u], a[0], rows, 0);
       Operand::mma(out[u], a[1], rows, 1);
     }
@@ -126,7 +162,10 @@ struct Scan {
   __device__ __forceinline__ int first_key() const {
     return Traits::kWarpKeys * split + 8 * piece();
   }
-  __device__ __forceinline__ StatePlace place() const {
+  __device__ __forceinline__ auto& elements() {
+    return reinterpret_cast<float (&)[4 * Traits::kTiles]>(state);
+  }
+  __device__ __forceinline__ StatePlace<8> place() const {
     return {first_key(), p.problem.key_dim, column + row(), columns};
   }
   // Of the lane's piece in a matrix whose rows are tokens.
@@ -189,7 +228,7 @@ struct Scan {
       ptx::ldmatrix_x2_trans(values, at);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 v = widen(values[half]);  // of two tokens
+        const float2 v = cuda::widen_pair<Io>(values[half]);  // of two tokens
         float* r = writes[u].c + 2 * half;
         if constexpr (Update::kReadsState) {
           const float2 strength = *reinterpret_cast<const float2*>(
@@ -201,26 +240,6 @@ struct Scan {
         }
       }
     }
-  }
-
-  // gdn2: a chunk's write strengths, [16 columns, C], for this warp. Not inlined: the other ops pay
-  // nothing for it.
-  __device__ __noinline__ static void stage_strengths(float* to, const ForwardParams& p,
-                                                      const ScanJob& job, int first, int count,
-                                                      int column, int columns) {
-    const int token = static_cast<int>(threadIdx.x) % 32;
-    const void* rows = p.args.write.data;
-    const std::int64_t offset =
-        cuda::row_offset(p.args, p.args.write, job.sequence, first + token, job.task.value_head) +
-        column;
-    __syncwarp();
-    for (int c = 0; c < 16; ++c)
-      to[c * Traits::kStrengthPitch + token] =
-          token < count && column + c < columns
-              ? cuda::strength(p.problem.beta_input,
-                               cuda::load(rows, p.problem.beta_dtype, offset + c))
-              : 0.0f;
-    __syncwarp();
   }
 
   // What is written, as an operand [16 columns, C]. If it depends on the state, own tiles go to the
@@ -254,27 +273,11 @@ struct Scan {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const std::uint32_t pair =
-            ptx::movmatrix_trans(pack(out[u].c[2 * half], out[u].c[2 * half + 1]));
+            ptx::movmatrix_trans(cuda::round_pair<Io>(out[u].c[2 * half], out[u].c[2 * half + 1]));
         if (token + 2 * u < count && c + 8 * half < columns)
           *reinterpret_cast<std::uint32_t*>(at + 8 * half) = pair;
       }
     out_rows += count * p.args.out.token_stride;
-  }
-
-  static __device__ __forceinline__ float2 widen(std::uint32_t pair) {
-    if constexpr (std::is_same_v<Io, __nv_bfloat16>) {
-      return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-    } else {
-      return __half22float2(reinterpret_cast<const __half2&>(pair));
-    }
-  }
-  static __device__ __forceinline__ std::uint32_t pack(float low, float high) {
-    if constexpr (std::is_same_v<Io, __nv_bfloat16>) {
-      return OperandBf16::pack(low, high);
-    } else {
-      const __half2 pair = __floats2half2_rn(low, high);
-      return reinterpret_cast<const std::uint32_t&>(pair);
-    }
   }
 };
 

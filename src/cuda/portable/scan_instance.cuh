@@ -14,7 +14,8 @@ template <class Operand, int kKeyDim, class Update>
 ScanFacts ScanInstance<Operand, kKeyDim, Update>::facts() {
   using Traits = ScanTraits<Operand, kKeyDim, Update>;
   return {Traits::kValueBlock, Traits::kBlocks, sizeof(typename Traits::Buffer),
-          Traits::kJobBytes + Traits::kExchangeBytes, Traits::kStrengthBytes};
+          Traits::kAlignmentBytes + Traits::kJobBytes + Traits::kExchangeBytes,
+          Traits::kStrengthBytes};
 }
 
 template <class Operand, int kKeyDim, class Update>
@@ -31,7 +32,7 @@ void ScanInstance<Operand, kKeyDim, Update>::launch(const ForwardParams& params,
   cuda::launch(
       scan_kernel<Traits>,
       {dim3(static_cast<unsigned>(blocks)), dim3(Traits::kThreads),
-       Traits::kJobBytes + Traits::kExchangeBytes +
+       facts().exchange_bytes +
            static_cast<std::size_t>(params.buffers) * sizeof(typename Traits::Buffer) + strengths},
       stream, params, order);
 }

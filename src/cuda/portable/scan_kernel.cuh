@@ -65,71 +65,36 @@ __device__ void zero_rows(const ForwardParams& p, std::int64_t begin, std::int64
 
 template <class Traits>
 __device__ __forceinline__ void scan_chunks(const ForwardParams& p, const ScanJob& job,
-                                            Arrivals& arrivals, unsigned char* memory) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = warp % Traits::kGroups, split = warp / Traits::kGroups;
-  const int columns = job.extra ? p.problem.key_dim : p.problem.value_dim;
-  const int first_column =
-      (job.extra ? job.task.block - p.value_blocks : job.task.block) * Traits::kValueBlock;
-  auto* exchanges = reinterpret_cast<typename Traits::Exchange*>(memory);
-  auto* buffers = reinterpret_cast<typename Traits::Buffer*>(memory + Traits::kExchangeBytes);
+                                            typename Traits::Pipeline::Barriers& barriers,
+                                            unsigned char* memory) {
+  using Buffer = typename Traits::Buffer;
+  using Pipeline = typename Traits::Pipeline;
+  auto* buffers = reinterpret_cast<Buffer*>(memory + Traits::kExchangeBytes);
   const Chunks chunks = job.chunks;
-  const auto row_of = [&](const Tensor& tensor, int token) {
-    return cuda::row_offset(p.args, tensor, job.sequence, token, job.task.value_head);
-  };
-  Fetcher<Traits> fetcher{
-      p,
-      arrivals,
-      static_cast<const typename Traits::Stage*>(p.stages) +
-          (job.first + job.begin - p.segment.first) * p.problem.value_heads + job.task.value_head,
-      static_cast<const std::uint16_t*>(p.args.v.data) +
-          (job.extra ? 0 : row_of(p.args.v, chunks.first(job.begin)) + first_column),
-      job.extra ? 0 : columns - first_column,
-      job.begin};
-  Scan<Traits> scan{p,
-                    job,
-                    job.with_output ? static_cast<std::uint16_t*>(p.args.out.data) +
-                                          row_of(p.args.out, chunks.first(job.begin))
-                                    : nullptr,
-                    first_column + group * Traits::kWarpColumns,
-                    columns,
-                    exchanges[Traits::kSplits == 1 ? 0 : group],
-                    p.args.write.data == nullptr
-                        ? nullptr
-                        : reinterpret_cast<float*>(buffers + p.buffers) +
-                              warp * Traits::kWarpColumns * Traits::kStrengthPitch,
-                    split,
-                    group,
-                    lane,
-                    {}};
-
-  // Two chunks are in flight, or one.
-  const int ahead = p.buffers - 1, end = job.end;
-  const auto fetch_into = [&](int slot) {
-    if (fetcher.chunk < end) fetcher.next(chunks, buffers, slot);
-    ptx::cp_async_commit_group();
-  };
-  for (int i = 0; i < ahead; ++i) fetch_into(i);
+  Pipeline pipeline(p, job, barriers, buffers);
+  if constexpr (Pipeline::kHasProducer) {
+    if (pipeline.produces()) {
+      pipeline.produce(chunks);
+      return;
+    }
+  }
+  typename Traits::Scan scan(
+      p, job, reinterpret_cast<typename Traits::Exchange*>(memory),
+      p.args.write.data == nullptr ? nullptr : reinterpret_cast<float*>(buffers + p.buffers));
   if (job.source.data == nullptr) {
     scan.clear();
   } else {
     scan.load(job.source);
   }
   CheckpointCursor cursor(p.args, job.chunks, job.sequence, job.checkpoint.data != nullptr);
-  int slot = 0, round = 0;
+  const int end = job.end;
   for (int c = job.begin;; ++cursor.entry) {
     const int stop = cursor.next(c, end);
 #pragma unroll 1
     for (; c < stop; ++c) {
-      if (ahead == 1) {
-        ptx::cp_async_wait_group<0>();
-      } else {
-        ptx::cp_async_wait_group<1>();
-      }
-      arrivals.wait(slot, round);
-      __syncthreads();  // the chunk is there, and all have left its predecessor's buffer
-      scan.step(buffers[slot], chunks, c, [&] { fetch_into(slot == 0 ? ahead : slot - 1); });
-      if (++slot > ahead) slot = 0, ++round;
+      Buffer& buffer = pipeline.acquire();
+      scan.step(buffer, chunks, c, [&] { pipeline.meanwhile(chunks); });
+      pipeline.release();
     }
     if (!cursor.is_at(c) || (c == end && !job.complete)) break;
     if (const std::int64_t to = cursor.slot(); to != cuda::kNullSlot) {
@@ -144,7 +109,7 @@ __device__ __forceinline__ void scan_chunks(const ForwardParams& p, const ScanJo
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     scan_kernel(const __grid_constant__ ForwardParams p) {
-  unsigned char* memory = ptx::dynamic_shared();
+  unsigned char* memory = Traits::aligned(ptx::dynamic_shared());
   ptx::griddepcontrol_wait();               // stages
   ptx::griddepcontrol_launch_dependents();  // to prepare the next segment
   const ScanTask task = ScanTask::of(p);
@@ -165,16 +130,17 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   }
   if (p.phase == Phase::kSummarise && task.piece == p.pieces - 1)
     return;  // nothing starts from its end
-  static_assert(sizeof(ScanJob) <= 256 && 256 + sizeof(Arrivals) <= Traits::kJobBytes);
+  using Barriers = typename Traits::Pipeline::Barriers;
+  static_assert(sizeof(ScanJob) <= 256 && 256 + sizeof(Barriers) <= Traits::kJobBytes);
   auto& job = *reinterpret_cast<ScanJob*>(memory);
-  auto& arrivals = *reinterpret_cast<Arrivals*>(memory + 256);
+  auto& barriers = *reinterpret_cast<Barriers*>(memory + 256);
   if (threadIdx.x == 0) {
     new (&job) ScanJob(p, task, sequence);
-    arrivals.arm();
+    barriers.arm();
   }
   __syncthreads();
   if (job.begin < job.end || job.target.data != nullptr)
-    scan_chunks<Traits>(p, job, arrivals, memory + Traits::kJobBytes);
+    scan_chunks<Traits>(p, job, barriers, memory + Traits::kJobBytes);
 }
 
 }  // namespace linattn::portable

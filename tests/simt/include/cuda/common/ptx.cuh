@@ -16,6 +16,7 @@ inline float ex2_approx(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;
 }
+inline float rcp_approx(float x) { return 1.0f / x; }
 inline float max_nan(float x, float y) {
   return std::isnan(x) || std::isnan(y) ? std::nanf("") : std::fmax(x, y);
 }
@@ -31,6 +32,8 @@ template <class T = unsigned char>
 T* dynamic_shared() {
   return reinterpret_cast<T*>(simt::dynamic_shared());
 }
+
+inline int opaque(int x) { return x; }
 
 // ---- a warp's matrices
 
@@ -171,11 +174,21 @@ void cp_async_wait_group() {
   simt::run_groups(kPending);
 }
 
+inline void cp_async_wait_all() {
+  simt::close_group();
+  simt::run_groups(0);
+}
+
 inline void prefetch_l2(const void*) {}
 
 // ---- from sm_90 on
 
 inline constexpr bool kHasBulkCopies = true;
+
+inline void cp_async_bulk_prefetch_l2(const void* from, unsigned bytes) {
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0 || bytes == 0 || bytes % 16 != 0)
+    simt::fail("cp.async.bulk.prefetch: not multiples of 16 bytes");
+}
 using Mbarrier = std::uint64_t;
 
 namespace detail {
@@ -188,12 +201,21 @@ inline void mbarrier_init(Mbarrier& barrier, unsigned arrivals) {
   simt::barrier_at(&barrier) = {};
   simt::barrier_at(&barrier).arrivals = arrivals;
 }
+inline void mbarrier_expect_tx(Mbarrier& barrier, unsigned bytes) {
+  simt::barrier_at(&barrier).bytes += bytes;
+}
 inline void mbarrier_arrive_expect_tx(Mbarrier& barrier, unsigned bytes) {
   simt::Barrier& b = simt::barrier_at(&barrier);
   if (b.arrivals == 0) simt::fail("mbarrier: arrival before initialisation");
   ++b.arrived;
   b.bytes += bytes;
   detail::end_phase_if_complete(b);
+}
+inline void mbarrier_arrive(Mbarrier& barrier) { mbarrier_arrive_expect_tx(barrier, 0); }
+inline void cp_async_mbarrier_arrive(Mbarrier& barrier) {
+  simt::close_group();
+  simt::run_groups(0);
+  mbarrier_arrive(barrier);
 }
 inline void mbarrier_wait(Mbarrier& barrier, int parity) {
   const simt::Barrier& b = simt::barrier_at(&barrier);
