@@ -163,7 +163,7 @@ def run_case(case: Case, peers: list[Peer], repeats: int) -> list[dict[str, Any]
     import torch
 
     if not case.plain:  # no inputs and no oracle for what no library is asked
-        reason = "only linattn-bench times slots, drafts and [K, V]"
+        reason = "only linattn-bench times slots, drafts, fused steps and [K, V]"
         floor = case.floor_bytes / FLOOR_BANDWIDTH * 1e3
         told = {"case": case.case, "floor_ms": floor, "sets": 0, "declines": reason}
         rows = [told | {"peer": peer.name} for peer in peers]
@@ -257,6 +257,7 @@ def host_times(peers: list[Peer]) -> dict[str, dict[str, float | str]]:
             layout="value_key",
             drafts="none",
             scattered=0,
+            fused=0,
             dtype="bf16",
             state_dtype="fp32",
             floor_bytes=0,

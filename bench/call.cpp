@@ -59,6 +59,10 @@ Problem problem_of(const TimedCase& c, Storage storage) {
                    : c.gates == kUnbounded ? GateInput::kSoftplus
                                            : GateInput::kBounded;
   if (c.op.update != Update::kAdd) p.beta_input = BetaInput::kLogit;
+  if (c.fused) {
+    p.conv_width = kConvWidth;
+    p.conv_activation = p.norm_gate = Activation::kSilu;
+  }
   return c.drafts == Drafts::kCommit ? commit_problem(p) : p;
 }
 
@@ -89,6 +93,12 @@ Call::Call(Machine& machine, const TimedCase& c, std::uint64_t seed, Storage sto
   if (c.drafts != Drafts::kCommit) add_output("out", p.dtype, t * hv * c.value_dim);
   if (c.pass == Pass::kForward) add_output("final_state", p.state_dtype, slots() * slot_stride());
   if (c.drafts == Drafts::kReplay) add_output("replay", DType::kFloat32, replay_elements(p, t));
+  if (c.fused) {
+    add("conv_weight", p.dtype, channels(c) * kConvWidth, {.a = 0, .b = .5f});
+    add("conv_state", p.dtype, c.sequences * channels(c) * (kConvWidth - 1), {});
+    add("norm_weight", p.dtype, c.value_dim, {});
+    add("z", p.dtype, t * hv * c.value_dim, {});
+  }
   draft_indices();
   if (c.pass == Pass::kForward && c.sequences > 1) {
     std::vector<std::int32_t> offsets{0};
@@ -162,11 +172,34 @@ Args Call::args() const {
     a.replay = static_cast<float*>(data("replay"));
     if (stored_states(case_) > 0) a.final_state = a.initial_state;
     if (case_.drafts == Drafts::kColumns) a.write_slot_stride = case_.tokens;
+    if (case_.fused) fused(a);
   } else {
     a.final_state = state("final_state");
   }
   return a;
 }
+
+// Of vLLM's layouts: weights [channels, width], rows [width - 1, channels].
+void Call::fused(StepArgs& a) const {
+  const std::int64_t keys = std::int64_t{case_.heads} * case_.key_dim, all = channels(case_);
+  std::int64_t first = 0;
+  const auto size = static_cast<std::int64_t>(size_of(problem_.dtype));
+  for (Conv* c : {&a.conv_q, &a.conv_k, &a.conv_v}) {
+    *c = {static_cast<std::byte*>(data("conv_weight")) + first * kConvWidth * size,
+          kConvWidth,
+          1,
+          nullptr,
+          static_cast<std::byte*>(data("conv_state")) + first * size,
+          case_.sequences,
+          all * (kConvWidth - 1),
+          1,
+          all};
+    first += keys;
+  }
+  a.z = tensor("z", case_.value_heads, case_.value_dim);
+  a.norm_weight = data("norm_weight");
+}
+
 template ForwardArgs Call::args<ForwardArgs>() const;
 template StepArgs Call::args<StepArgs>() const;
 
@@ -179,9 +212,9 @@ std::int64_t Call::input_bytes() const {
 std::int64_t Call::traffic_bytes() const {
   std::int64_t bytes = 0;
   for (const auto& [name, buffer] : buffers_)
-    if (case_.pass == Pass::kForward || name != "initial_state")
+    if (case_.pass == Pass::kForward || (name != "initial_state" && name != "conv_state"))
       bytes += (buffer.read ? buffer.bytes() : 0) + (buffer.written ? buffer.bytes() : 0);
-  // Of a pool, the states that are read and stored.
+  // Of pools, what is read and stored.
   if (case_.pass == Pass::kStep) bytes += static_cast<std::int64_t>(floor_bytes(case_));
   return bytes;
 }

@@ -54,6 +54,7 @@ class Call {
   void add_indices(const std::string& name, const std::vector<std::int32_t>& values);
   void add_output(const std::string& name, DType dtype, std::int64_t count);
   void draft_indices();
+  void fused(StepArgs& args) const;
   std::int64_t slots() const;
   std::int64_t slot_stride() const;
   void* data(const std::string& name) const;

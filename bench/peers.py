@@ -44,6 +44,7 @@ class Case:
     layout: str
     drafts: str
     scattered: int
+    fused: int
     dtype: str
     state_dtype: str
     floor_bytes: int
@@ -60,7 +61,8 @@ class Case:
     @property
     def plain(self) -> bool:
         """Dense states [V, K] and a new one for each sequence; the rest is linattn-bench's alone."""
-        return self.layout == "value_key" and self.drafts == "none" and not self.scattered
+        special = self.scattered or self.fused
+        return self.layout == "value_key" and self.drafts == "none" and not special
 
     @property
     def tokens(self) -> int:

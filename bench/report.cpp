@@ -92,6 +92,7 @@ Json describe(const TimedCase& c) {
       .add("layout", c.layout == StateLayout::kKeyValue ? "key_value" : "value_key")
       .add("drafts", name_of(c.drafts))
       .add("scattered", static_cast<int>(c.scattered))
+      .add("fused", static_cast<int>(c.fused))
       .add("dtype", to_string(c.dtype))
       .add("state_dtype", to_string(c.state_dtype))
       .add("floor_bytes", static_cast<std::int64_t>(floor_bytes(c)));

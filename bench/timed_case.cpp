@@ -110,6 +110,41 @@ constexpr TimedCase kTable[] = {
      .key_dim = 96,
      .value_dim = 192},
     {.op = gdn, .sequences = 64, .tokens = 1, .heads = 16, .value_heads = 32, .pass = Pass::kStep},
+    // Fused: from the projections' outputs to what the last projection reads, in one launch.
+    {.op = kda, .sequences = 1, .tokens = 1, .heads = 32, .pass = Pass::kStep, .fused = true},
+    {.op = kda, .sequences = 8, .tokens = 1, .heads = 32, .pass = Pass::kStep, .fused = true},
+    {.op = kda, .sequences = 32, .tokens = 1, .heads = 32, .pass = Pass::kStep, .fused = true},
+    {.op = kda, .sequences = 128, .tokens = 1, .heads = 32, .pass = Pass::kStep, .fused = true},
+    {.op = kda, .sequences = 256, .tokens = 1, .heads = 32, .pass = Pass::kStep, .fused = true},
+    {.op = gdn,
+     .sequences = 1,
+     .tokens = 1,
+     .heads = 16,
+     .value_heads = 32,
+     .pass = Pass::kStep,
+     .fused = true},
+    {.op = gdn,
+     .sequences = 32,
+     .tokens = 1,
+     .heads = 16,
+     .value_heads = 32,
+     .pass = Pass::kStep,
+     .fused = true},
+    {.op = gdn,
+     .sequences = 256,
+     .tokens = 1,
+     .heads = 16,
+     .value_heads = 32,
+     .pass = Pass::kStep,
+     .fused = true},
+    {.op = kda,
+     .sequences = 256,
+     .tokens = 1,
+     .heads = 32,
+     .pass = Pass::kStep,
+     .state_dtype = kBf16,
+     .fused = true},
+    {.op = kda, .sequences = 64, .tokens = 4, .heads = 32, .pass = Pass::kStep, .fused = true},
     // Drafts.
     {.op = kda, .sequences = 64, .tokens = 2, .heads = 32, .pass = Pass::kStep},
     {.op = kda, .sequences = 64, .tokens = 4, .heads = 32, .pass = Pass::kStep},
@@ -204,6 +239,7 @@ std::string name_of(const TimedCase& c) {
     name += "_" + std::to_string(c.key_dim) + "x" + std::to_string(c.value_dim);
   if (c.layout == kKeyValue) name += "_key_value";
   if (c.scattered) name += "_scattered";
+  if (c.fused) name += "_fused";
   if (c.drafts != Drafts::kNone) name += "_" + name_of(c.drafts);
   if (c.state_dtype != kFp32) name += "_state_" + to_string(c.state_dtype);
   return name + "_" + name_of(c.gates);
@@ -222,11 +258,19 @@ std::int64_t stored_states(const TimedCase& c) {
   return c.drafts == Drafts::kTree || c.drafts == Drafts::kReplay ? 0 : 1;
 }
 
+std::int64_t channels(const TimedCase& c) {
+  return 2 * std::int64_t{c.heads} * c.key_dim + std::int64_t{c.value_heads} * c.value_dim;
+}
+
 double floor_bytes(const TimedCase& c) {
   if (c.pass == Pass::kStep) {
     const auto states = static_cast<double>((1 + stored_states(c)) * c.sequences);
+    const double rows = c.fused ? 2.0 * static_cast<double>(c.sequences * channels(c)) *
+                                      (kConvWidth - 1) * static_cast<double>(size_of(c.dtype))
+                                : 0;
     return states * static_cast<double>(size_of(c.state_dtype)) * c.value_heads * c.key_dim *
-           c.value_dim;
+               c.value_dim +
+           rows;
   }
   const double gate = c.op.gate == Gate::kChannel ? c.key_dim : c.op.gate == Gate::kHead ? 1 : 0;
   const double activations = 2.0 * c.heads * c.key_dim + 2.0 * c.value_heads * c.value_dim;

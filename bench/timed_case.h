@@ -30,6 +30,7 @@ enum class Drafts : std::uint8_t {
 
 constexpr float kLowerBound = -5;  // of bounded gates
 constexpr double kFloorBandwidth = 4.3e12;
+constexpr std::int32_t kConvWidth = 4;  // of fused steps
 
 struct TimedCase {
   Op op;
@@ -44,6 +45,7 @@ struct TimedCase {
   StateLayout layout = StateLayout::kValueKey;
   Drafts drafts = Drafts::kNone;  // of a step
   bool scattered = false;         // of a step: states in random slots of a pool with gaps
+  bool fused = false;             // a step: convolution, SiLU, gated norm
   bool ragged = false;
   bool score = false;  // among those that `make score` times
 
@@ -65,8 +67,11 @@ std::vector<std::int64_t> lengths_of(const TimedCase&);
 // Of a step: states that each sequence stores.
 std::int64_t stored_states(const TimedCase&);
 
+// Channels of q, k and v.
+std::int64_t channels(const TimedCase&);
+
 // Bytes of the floor. Forward: q, k, v, the gate as 16 bits and out, each once. Step: every state,
-// read once, and every one that is stored, written once.
+// read once, and every one that is stored, written once; if it is fused, the conv states too.
 double floor_bytes(const TimedCase&);
 
 // Multiply-adds of the chunked form at 32 tokens a chunk, each triangle counted once.

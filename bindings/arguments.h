@@ -160,6 +160,10 @@ class Reader {
     return arg == nullptr ? absent : arg.cast<std::int64_t>();
   }
   double real() { return next().cast<double>(); }
+  double real(double absent) {
+    const ffi::AnyView arg = next();
+    return arg == nullptr ? absent : arg.cast<double>();
+  }
   std::string text() {
     const ffi::AnyView arg = next();
     return arg == nullptr ? std::string() : std::string(arg.cast<ffi::String>());

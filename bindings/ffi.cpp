@@ -16,6 +16,7 @@
 #include <string>
 
 #include "arguments.h"
+#include "fused.h"
 #include "inputs.h"
 #include "linattn/linattn.h"
 #include "plans.h"
@@ -196,12 +197,14 @@ void commit(const TVMFFIAny* packed, std::int32_t count) {
 }
 
 void step(const TVMFFIAny* packed, std::int32_t count) {
-  Reader r(packed, count, Inputs::kCount + 5);
+  Reader r(packed, count, Inputs::kCount + 5 + Fused::kCount);
   Inputs in(r, "out", "final_state");
   const Array accepted = r.array("accepted"), parents = r.array("parents"),
               replay = r.array("replay"), counts = r.array("counts"), picks = r.array("picks");
+  const Fused fused(r);
   in.finish();
   linattn::StepArgs a = in.args<linattn::StepArgs>();
+  fused.fill(in, a);
   outputs(in, a);
   in.table(in.write_slots, a.write_slots, a.write_slot_stride);
   a.accepted = int32s(accepted, {in.sequences}, "[N]");

@@ -35,6 +35,8 @@ inline linattn::Problem read_problem(Reader& reader) {
   p.qk_l2norm = take() != 0;
   p.save_for_backward = take() != 0;
   p.batch_invariant = take() != 0;
+  p.conv_activation = static_cast<linattn::Activation>(take());
+  p.norm_gate = static_cast<linattn::Activation>(take());
   return p;
 }
 

@@ -92,6 +92,13 @@ enum {
 // state_v_first).
 enum { LINATTN_STATE_KEY_VALUE = 1, LINATTN_STATE_VALUE_KEY = 2 };
 
+// What a fused step's convolution ends with, and how z gates its norm.
+enum {
+  LINATTN_ACTIVATION_IDENTITY = 1,
+  LINATTN_ACTIVATION_SILU = 2,    // x sigmoid(x)
+  LINATTN_ACTIVATION_SIGMOID = 3  // of a norm's gate only
+};
+
 // ---- problem: all that selects a kernel, known once per layer ----
 
 typedef struct linattn_problem {
@@ -117,6 +124,14 @@ typedef struct linattn_problem {
   int32_t save_for_backward LINATTN_DEFAULT(0);    // forward fills `saved`
   int32_t batch_invariant LINATTN_DEFAULT(0);      // no result depends on the rest of the batch
   int32_t sm_limit LINATTN_DEFAULT(0);             // multiprocessors a kernel may occupy; 0: all
+  int32_t reserved LINATTN_DEFAULT(0);             // ignored: older callers have padding here
+  // Fused steps: of StepArgs only. IDENTITY of norm_gate: a norm without z.
+  int32_t conv_width LINATTN_DEFAULT(0);        // taps, 2 to 4; 0: no convolution
+  int32_t conv_activation LINATTN_DEFAULT(0);   // IDENTITY or SILU; required with a convolution
+  int32_t conv_dtype LINATTN_DEFAULT(0);        // weights and biases; 0: dtype
+  int32_t conv_state_dtype LINATTN_DEFAULT(0);  // 0: dtype
+  int32_t norm_gate LINATTN_DEFAULT(0);         // an activation; 0: no norm
+  int32_t norm_dtype LINATTN_DEFAULT(0);        // norm_weight; 0: dtype
 } linattn_problem;
 
 typedef struct linattn_device {
@@ -142,6 +157,22 @@ typedef struct linattn_state {
   int64_t slot_stride LINATTN_DEFAULT(0);
   int64_t head_stride LINATTN_DEFAULT(0);
 } linattn_state;
+
+// The causal depthwise convolution of q, k or v, whose channels are heads x dim, in that order:
+//   y[t] = activation(bias + sum_i weight[i] x[t - (width - 1) + i])
+// in fp32, and y stays so. The x before the call's first token are in the sequence's row of the
+// pool, in the order of time. Each channel's entries are read and written in place.
+typedef struct linattn_conv {
+  const void* weight LINATTN_DEFAULT(nullptr);  // [channels, width]
+  int64_t weight_channel_stride LINATTN_DEFAULT(0);
+  int64_t weight_tap_stride LINATTN_DEFAULT(0);
+  const void* bias LINATTN_DEFAULT(nullptr);  // [channels], dense; null: 0
+  void* state LINATTN_DEFAULT(nullptr);       // [slots, channels, entries]; null: 0, not stored
+  int64_t slots LINATTN_DEFAULT(0);
+  int64_t slot_stride LINATTN_DEFAULT(0);
+  int64_t channel_stride LINATTN_DEFAULT(0);
+  int64_t entry_stride LINATTN_DEFAULT(0);
+} linattn_conv;
 
 typedef struct linattn_workspace {
   void* data LINATTN_DEFAULT(nullptr);  // 256-byte aligned; content undefined before and after
@@ -224,6 +255,8 @@ typedef struct linattn_backward_args {
   linattn_state dinitial_state LINATTN_DEFAULT({});  // [N, HV, ...]; 0 where no state was read
 } linattn_backward_args;
 
+#define LINATTN_FUSED_TOKENS 8
+
 // Decode and draft verification: a few tokens per sequence, the recurrence token by token.
 typedef struct linattn_step_args {
   size_t size LINATTN_DEFAULT(sizeof(linattn_step_args));
@@ -259,6 +292,25 @@ typedef struct linattn_step_args {
   int64_t layers LINATTN_DEFAULT(0);  // 0: one, without pools
   int64_t layer_stride LINATTN_DEFAULT(0);
   void* const* pools LINATTN_DEFAULT(nullptr);  // [layers]
+  // Fused steps, at most LINATTN_FUSED_TOKENS tokens a sequence, without parents, picks and layers.
+  // conv_width: q, k and v are convolved before all else. A row of a pool has conv_entries entries,
+  // of which a sequence reads width - 1, and is left with the last width - 1 of (those, its
+  // tokens) in entries 0 on. Slots are chosen as those of the states, of one row for all of q, k
+  // and v; a sequence of null read and write rows is a pad, as is one that the states' slots make.
+  linattn_conv conv_q LINATTN_DEFAULT({});
+  linattn_conv conv_k LINATTN_DEFAULT({});
+  linattn_conv conv_v LINATTN_DEFAULT({});
+  int64_t conv_entries LINATTN_DEFAULT(0);                   // 0: width - 1
+  const int32_t* conv_read_slots LINATTN_DEFAULT(nullptr);   // [N], null: n
+  const int32_t* conv_write_slots LINATTN_DEFAULT(nullptr);  // [N], null: n
+  // Drafts: what is read begins at entry conv_accepted[n] - 1 (a count that leaves fewer than width
+  // - 1 entries, or is under 1, makes the sequence a pad), and of (those, its tokens) all but the
+  // first are left: entries t on are those after token t. Needs width - 2 + tokens entries.
+  const int32_t* conv_accepted LINATTN_DEFAULT(nullptr);  // [N]
+  // norm_gate: out = norm_weight o / sqrt(mean o^2 + norm_epsilon) activation(z), in fp32.
+  linattn_tensor z LINATTN_DEFAULT({});              // [T, HV, V] of dtype; absent with IDENTITY
+  const void* norm_weight LINATTN_DEFAULT(nullptr);  // [V], dense; null: 1
+  float norm_epsilon LINATTN_DEFAULT(0);             // 0: 1e-6
 } linattn_step_args;
 
 // ---- functions ----

@@ -67,5 +67,13 @@ enum class BetaInput : std::int32_t {
   kTwiceLogit = LINATTN_BETA_TWICE_LOGIT,  // 2 sigmoid(x): negative eigenvalues
 };
 
+// What a fused step's convolution ends with, and how z gates its norm.
+enum class Activation : std::int32_t {
+  kUnset = 0,
+  kIdentity = LINATTN_ACTIVATION_IDENTITY,
+  kSilu = LINATTN_ACTIVATION_SILU,        // x sigmoid(x)
+  kSigmoid = LINATTN_ACTIVATION_SIGMOID,  // of a norm's gate only
+};
+
 }  // namespace v0
 }  // namespace linattn

@@ -25,6 +25,7 @@ using Stream = CUstream_st*;  // cudaStream_t; null on the CPU
 
 using Tensor = linattn_tensor;
 using State = linattn_state;
+using Conv = linattn_conv;
 using Workspace = linattn_workspace;
 using ForwardArgs = linattn_forward_args;
 using BackwardArgs = linattn_backward_args;
@@ -52,6 +53,11 @@ inline Workspace aligned_workspace(void* data, std::size_t bytes) {
   const std::uintptr_t skip = (kAlignment - address % kAlignment) % kAlignment;
   if (bytes < skip) return {nullptr, 0};
   return {static_cast<char*>(data) + skip, bytes - skip};
+}
+
+// Whether its steps are fused: with a convolution before the recurrence, a norm behind it, or both.
+inline bool is_fused(const Problem& p) {
+  return p.conv_width != 0 || p.norm_gate != Activation::kUnset;
 }
 
 namespace detail {
@@ -87,6 +93,9 @@ inline Problem commit_problem(Problem problem) {
   problem.gate_dtype = DType::kFloat32;
   problem.beta_input = BetaInput::kUnset;
   problem.qk_l2norm = false;
+  problem.conv_width = 0;
+  problem.conv_activation = problem.norm_gate = Activation::kUnset;
+  problem.conv_dtype = problem.conv_state_dtype = problem.norm_dtype = DType::kUnset;
   return problem;
 }
 

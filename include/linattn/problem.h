@@ -71,6 +71,13 @@ struct Problem {
   bool save_for_backward = false;
   bool batch_invariant = false;
   std::int32_t sm_limit = 0;  // 0: all
+  // Fused steps.
+  std::int32_t conv_width = 0;                      // taps, 2 to 4; 0: no convolution
+  Activation conv_activation = Activation::kUnset;  // identity or SiLU; required with one
+  DType conv_dtype = DType::kUnset;                 // weights and biases; unset: dtype
+  DType conv_state_dtype = DType::kUnset;           // unset: dtype
+  Activation norm_gate = Activation::kUnset;        // of z, identity: without z; unset: no norm
+  DType norm_dtype = DType::kUnset;                 // norm_weight; unset: dtype
 };
 
 namespace detail {
@@ -98,6 +105,12 @@ constexpr void for_each_field(const Problem& p, Visit&& visit) {
   visit("save_for_backward", p.save_for_backward);
   visit("batch_invariant", p.batch_invariant);
   visit("sm_limit", p.sm_limit);
+  visit("conv_width", p.conv_width);
+  visit("conv_activation", p.conv_activation);
+  visit("conv_dtype", p.conv_dtype);
+  visit("conv_state_dtype", p.conv_state_dtype);
+  visit("norm_gate", p.norm_gate);
+  visit("norm_dtype", p.norm_dtype);
 }
 
 inline std::int64_t integer(Op op) {
@@ -190,6 +203,10 @@ inline std::string code(BetaInput input) {
   const char* names[] = {"kUnset", "kOne", "kValue", "kLogit", "kTwiceLogit"};
   return std::string("linattn::BetaInput::") + names[static_cast<int>(input)];
 }
+inline std::string code(Activation activation) {
+  const char* names[] = {"kUnset", "kIdentity", "kSilu", "kSigmoid"};
+  return std::string("linattn::Activation::") + names[static_cast<int>(activation)];
+}
 inline std::string code(StateLayout layout) {
   const char* names[] = {"kUnset", "kKeyValue", "kValueKey"};
   return std::string("linattn::StateLayout::") + names[static_cast<int>(layout)];
@@ -239,6 +256,12 @@ inline linattn_problem to_c(const Problem& p) {
   c.save_for_backward = p.save_for_backward;
   c.batch_invariant = p.batch_invariant;
   c.sm_limit = p.sm_limit;
+  c.conv_width = p.conv_width;
+  c.conv_activation = static_cast<std::int32_t>(p.conv_activation);
+  c.conv_dtype = static_cast<std::int32_t>(p.conv_dtype);
+  c.conv_state_dtype = static_cast<std::int32_t>(p.conv_state_dtype);
+  c.norm_gate = static_cast<std::int32_t>(p.norm_gate);
+  c.norm_dtype = static_cast<std::int32_t>(p.norm_dtype);
   return c;
 }
 

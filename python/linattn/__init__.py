@@ -8,6 +8,7 @@ Importing this package imports none of them.
 
 from . import _native
 from ._call import commit, forward, replay_size, step
+from ._fused import Conv, Norm
 from ._problem import Problem, explain, implementations, set_threads
 from .decode import (
     fused_sigmoid_gating_delta_rule_update,
@@ -41,6 +42,8 @@ __version__ = str(_native.version())
 
 __all__ = [
     "OPS",
+    "Conv",
+    "Norm",
     "Op",
     "Problem",
     "chunk_delta_rule",

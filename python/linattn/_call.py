@@ -10,6 +10,7 @@ from typing import Any
 
 from . import _native
 from ._frameworks import Array, dtype_name, framework_of, new_state
+from ._fused import NOTHING, Conv, Norm, fuse
 from .op import Op, as_op, float_dtype, problem_code
 
 # ---- what the passes share ----------------------------------------------------------------------------------------
@@ -20,9 +21,15 @@ _REST = "erase write read_slots has_initial_state write_slots".split()
 _FORWARD_REST = (
     "start_positions checkpoints checkpoint_offsets checkpoint_positions checkpoint_slots transition saved"
 ).split()
-_STEP_REST = ["accepted", "parents", "replay", "counts", "picks"]
+_CONV_STATES = "conv_state conv_state_k conv_state_v".split()
+_STEP_REST = [
+    *"accepted parents replay counts picks conv_weight conv_weight_k conv_weight_v".split(),
+    *"conv_bias conv_bias_k conv_bias_v".split(),
+    *_CONV_STATES,
+    *"conv_read_slots conv_write_slots conv_accepted z norm_weight".split(),
+]
 _COUNTS = (0, 64, 0, None)  # first_slot, checkpoint_interval, sm_limit, implementation
-_WRITTEN = {"out", "final_state", "checkpoints", "transition", "replay"}
+_WRITTEN = {"out", "final_state", "checkpoints", "transition", "replay", *_CONV_STATES}
 
 
 def _scale(scale: float | None) -> float:
@@ -57,7 +64,8 @@ def run_long(
     """Where a framework's `run` does not go: libraries that lend their arrays, and ops that PyTorch has to see."""
     names = [*_ARRAYS, *_REST, *(_FORWARD_REST if which == "forward" else _STEP_REST)]
     named = dict.fromkeys(names) | dict(zip(names, (*inputs, out, final_state, *rest)))
-    counts = counts or _COUNTS
+    # A step's have norm_epsilon before them.
+    counts = counts or (_COUNTS if which == "forward" else (0.0, *_COUNTS))
     q, v = named["q"], named["v"]
     framework = framework_of(q)
     for name in "qkv":
@@ -236,6 +244,8 @@ def step(
     replay: Array | None = None,
     counts: Array | None = None,
     picks: Array | None = None,
+    conv: Conv | None = None,
+    norm: Norm | None = None,
     pool: Array | None = None,
     final_state: Array | None = None,
     output_final_state: bool = False,
@@ -254,6 +264,8 @@ def step(
         replay: float32 [replay_size(...)], written: what `commit` needs to fold these tokens into the states later.
         counts: int32 [N]: only so many tokens of each sequence are taken; the others' rows are zero. None: all.
         picks: int32 [N, columns]: which tokens of the sequence those are, in order, each at most once. None: the first.
+        conv: a `Conv`: q, k and v go through a causal convolution first.  norm: a `Norm` of the output. Both in the
+            one launch; then a sequence has at most 8 tokens, and there are no parents and picks.
 
     `pool=state` decodes in place. Nothing is differentiable.
     """
@@ -261,24 +273,26 @@ def step(
     if pool is not None:
         _only_pool(initial_state, final_state)
         initial_state = final_state = pool
-    numbers = (
-        problem_code(
-            op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
-        ),
-        _scale(scale),
-        0.0 if lower_bound is None else float(lower_bound),
+    code = problem_code(
+        op, gate_input, beta_input, qk_l2norm, state_layout, state_dtype, batch_invariant
     )
+    fused, epsilon = NOTHING, 0.0
+    if conv is not None or norm is not None:
+        words, fused, epsilon = fuse(conv, norm)
+        code |= words
+    numbers = (code, _scale(scale), 0.0 if lower_bound is None else float(lower_bound))
     rest = last = ()
     if not (
         erase is write is read_slots is has_initial_state is write_slots is accepted is None
-        and parents is replay is counts is picks is implementation is None
+        and parents is replay is counts is picks is implementation is conv is norm is None
         and first_slot == sm_limit == 0
     ):
         rest = (
             *(erase, write, read_slots, has_initial_state, write_slots),
             *(accepted, parents, replay, counts, picks),
+            *fused,
         )
-        last = (int(first_slot), 64, int(sm_limit), implementation)
+        last = (epsilon, int(first_slot), 64, int(sm_limit), implementation)
     inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens)
     call = (numbers, inputs, out, final_state, output_final_state, rest, last)
     return framework_of(q).run(_native.step, *call) or run_long("step", *call)

@@ -283,7 +283,11 @@ _define(
 )
 _define(
     "step_",
-    f"{_INTO}, Tensor? accepted, Tensor? parents, Tensor(c!)? replay, Tensor? counts, Tensor? picks, {_AT_THE_END}",
+    f"{_INTO}, Tensor? accepted, Tensor? parents, Tensor(c!)? replay, Tensor? counts, Tensor? picks, "
+    "Tensor? conv_weight, Tensor? conv_weight_k, Tensor? conv_weight_v, Tensor? conv_bias, Tensor? conv_bias_k, "
+    "Tensor? conv_bias_v, Tensor(d!)? conv_state, Tensor(e!)? conv_state_k, Tensor(f!)? conv_state_v, "
+    "Tensor? conv_read_slots, Tensor? conv_write_slots, Tensor? conv_accepted, Tensor? z, Tensor? norm_weight, "
+    f"float norm_epsilon, {_AT_THE_END}",
     _into(_native.step),
     lambda *args: None,
 )
@@ -304,7 +308,9 @@ def is_functional(which: str, arrays: dict[str, Any]) -> bool:
     """Whether the call is one of `linattn::forward`; gradients want that and go with nothing that the others do."""
     of_the_caller = [name for name, x in arrays.items() if x is not None and name not in _INPUTS]
     wants_gradient = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for name, x in arrays.items() if name in _INPUTS
+        x is not None and x.requires_grad
+        for name, x in arrays.items()
+        if which == "step" or name in _INPUTS
     )
     if not wants_gradient:
         return which == "forward" and not of_the_caller

@@ -12,6 +12,7 @@ GATE_INPUTS = {"log_decay": 1, "decay": 2, "softplus": 3, "bounded": 4}
 BETA_INPUTS = {"one": 1, "value": 2, "logit": 3, "twice_logit": 4}
 STATE_LAYOUTS = {"key_value": 1, "value_key": 2}
 DTYPES = {"bfloat16": 1, "float16": 2, "float32": 3, "int32": 4, "int64": 5}
+ACTIVATIONS = {"identity": 1, "silu": 2, "sigmoid": 3}
 PASSES = {"forward": 1, "backward": 2, "step": 3}
 
 
@@ -73,6 +74,7 @@ def float_dtype(name: str, dtype: Any) -> str:
 
 # What tensors do not show of a problem is one integer of four bits each, as bindings/inputs.h reads it. Places:
 GATE, UPDATE, GATE_INPUT, BETA_INPUT, LAYOUT, STATE_DTYPE, NORM, SAVE, INVARIANT = range(0, 36, 4)
+CONV_ACTIVATION, NORM_GATE = 36, 40
 
 _OPS = {
     op: GATES[op.gate] << GATE | UPDATES[op.update] << UPDATE

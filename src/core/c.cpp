@@ -100,6 +100,12 @@ linattn::Problem from_c(const linattn_problem* given) {
   p.save_for_backward = c.save_for_backward != 0;
   p.batch_invariant = c.batch_invariant != 0;
   p.sm_limit = c.sm_limit;
+  p.conv_width = c.conv_width;
+  p.conv_activation = static_cast<Activation>(c.conv_activation);
+  p.conv_dtype = static_cast<DType>(c.conv_dtype);
+  p.conv_state_dtype = static_cast<DType>(c.conv_state_dtype);
+  p.norm_gate = static_cast<Activation>(c.norm_gate);
+  p.norm_dtype = static_cast<DType>(c.norm_dtype);
   return p;
 }
 

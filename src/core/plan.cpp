@@ -119,10 +119,18 @@ void check_workspace(Workspace workspace, std::size_t needed) {
                   std::to_string(WorkspaceLayout::kAlignment));
 }
 
+void check_pass(const Problem& problem, Pass pass) {
+  if (pass != Pass::kStep && is_fused(problem))
+    throw_invalid("problem." + std::string(problem.conv_width != 0 ? "conv_width" : "norm_gate") +
+                  " is set; expected 0, since the pass is " + to_string(pass) +
+                  ": only steps are fused");
+}
+
 }  // namespace
 
 std::string explain_problem(const Problem& problem, Device device, Pass pass) {
   const Problem p = check_problem(problem, device);
+  check_pass(p, pass);
   const std::string head = headline(problem, device, pass) + "\n";
   switch (pass) {
     case Pass::kForward:
@@ -142,6 +150,7 @@ using namespace linattn;  // NOLINT: the handle below lives outside the namespac
 
 linattn_plan::linattn_plan(const Problem& asked, Device on, Pass pass, std::string name)
     : problem(check_problem(asked, on)), device(on), pinned(std::move(name)) {
+  check_pass(problem, pass);
   switch (pass) {
     case Pass::kForward:
       rows = choose<ForwardArgs>(problem, device, pass, pinned);

@@ -78,9 +78,9 @@ void store_state(const Problem& p, const State& stored, DType dtype, std::int64_
   });
 }
 
-double Reader::query_key(const Tensor& tensor, std::int64_t n, std::int64_t t, std::int64_t head,
-                         double* row) const {
-  load_row(tensor, p_.dtype, offset(tensor, n, t, head), p_.key_dim, row);
+double Reader::query_key(const Tensor& tensor, std::int64_t first, std::int64_t n, std::int64_t t,
+                         std::int64_t head, double* row) const {
+  vector(tensor, first, n, t, head, p_.key_dim, row);
   if (!p_.qk_l2norm) return 1;
   double sum = kNormEpsilon;
   for (std::int64_t key = 0; key < p_.key_dim; ++key) sum += row[key] * row[key];

@@ -134,7 +134,9 @@ class TokenRows {
 // Reads the inputs of one call as doubles.
 class Reader {
  public:
-  Reader(const Problem& p, const Inputs& inputs) : p_(p), a_(inputs) {}
+  // convolved: what stands for q, k and v, [T, 2 H K + HV V]; null: they do.
+  Reader(const Problem& p, const Inputs& inputs, const double* convolved = nullptr)
+      : p_(p), a_(inputs), convolved_(convolved) {}
 
   const Inputs& inputs() const { return a_; }
   std::int64_t begin(std::int64_t n) const {
@@ -186,29 +188,44 @@ class Reader {
     if (a_.q.data == nullptr) {  // of a step that only writes states
       std::fill_n(x.q, p_.key_dim, 0.0);
     } else {
-      query_key(a_.q, n, t, key_head(value_head), x.q);
+      query_key(a_.q, 0, n, t, key_head(value_head), x.q);
       const double factor = scale();
       for (std::int64_t key = 0; key < p_.key_dim; ++key) x.q[key] *= factor;
     }
-    query_key(a_.k, n, t, key_head(value_head), x.k);
-    load_row(a_.v, p_.dtype, offset(a_.v, n, t, value_head), p_.value_dim, x.v);
+    query_key(a_.k, keys(), n, t, key_head(value_head), x.k);
+    vector(a_.v, 2 * keys(), n, t, value_head, p_.value_dim, x.v);
     decay(n, t, value_head, x.decay);
     if (p_.op.update != Update::kAdd) strengths(n, t, value_head, x);
   }
 
-  // A row of q or k, normalised if the problem says so. Returns 1 / the norm, or 1.
-  double query_key(const Tensor& tensor, std::int64_t n, std::int64_t t, std::int64_t head,
-                   double* row) const;
+  // H K and HV V.
+  std::int64_t keys() const { return std::int64_t{p_.heads} * p_.key_dim; }
+  std::int64_t values() const { return std::int64_t{p_.value_heads} * p_.value_dim; }
+
+  // A row of q (first 0) or k (first keys()), normalised if the problem says so. Returns 1 / the
+  // norm, or 1.
+  double query_key(const Tensor& tensor, std::int64_t first, std::int64_t n, std::int64_t t,
+                   std::int64_t head, double* row) const;
   // a, [gate_width()].
   void log_decay(std::int64_t n, std::int64_t t, std::int64_t value_head, double* row) const;
   // e^a, [gate_width()].
   void decay(std::int64_t n, std::int64_t t, std::int64_t value_head, double* row) const;
 
  private:
+  // A row as it is given, or from `first` on as it is convolved.
+  void vector(const Tensor& tensor, std::int64_t first, std::int64_t n, std::int64_t t,
+              std::int64_t head, std::int64_t dim, double* row) const {
+    if (convolved_ == nullptr)
+      load_row(tensor, p_.dtype, offset(tensor, n, t, head), dim, row);
+    else
+      std::copy_n(convolved_ + (begin(n) + t) * (2 * keys() + values()) + first + head * dim, dim,
+                  row);
+  }
   void strengths(std::int64_t n, std::int64_t t, std::int64_t value_head, const Token& x) const;
 
   const Problem& p_;
   const Inputs& a_;
+  const double* const convolved_;
 };
 
 // Zeroes rows 0 .. tokens - 1 of sequence n.

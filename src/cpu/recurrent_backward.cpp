@@ -305,7 +305,7 @@ class Group {
   void store_query_key(const Tensor& input, const Tensor& gradient, std::int64_t t, double* dy) {
     if (gradient.data == nullptr) return;
     if (p_.qk_l2norm) {
-      const double inverse_norm = reader_.query_key(input, n_, t, head_, d_.raw);
+      const double inverse_norm = reader_.query_key(input, 0, n_, t, head_, d_.raw);
       const double along = dot(d_.raw, dy, keys_);
       for (std::int64_t key = 0; key < keys_; ++key)
         dy[key] = inverse_norm * (dy[key] - d_.raw[key] * along);

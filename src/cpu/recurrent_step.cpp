@@ -2,6 +2,7 @@
 //
 // The oracle's step: a few tokens per sequence, whose states may go to a slot each, along a chain
 // or a draft tree.
+#include "cpu/fused.h"
 #include "cpu/recurrent.h"
 
 namespace linattn::cpu {
@@ -13,12 +14,17 @@ struct StepBuffers {
   TokenRows rows;
   Slot<double> initial;  // [lanes, K, V]
   Slot<double> state;    // [lanes, K, V]
+  Slot<double> convolved;
 
   StepBuffers(const Problem& p, Sizes n)
       : lanes(lanes_for(n.sequences * p.value_heads)),
         rows(layout, p, lanes),
         initial(layout.book<double>(lanes * p.key_dim * p.value_dim)),
-        state(layout.book<double>(lanes * p.key_dim * p.value_dim)) {}
+        state(layout.book<double>(lanes * p.key_dim * p.value_dim)),
+        convolved(layout.book<double>(
+            p.conv_width == 0 ? 0
+                              : n.tokens * (2 * std::int64_t{p.heads} * p.key_dim +
+                                            std::int64_t{p.value_heads} * p.value_dim))) {}
 };
 
 // Where sequence n reads and writes.
@@ -26,7 +32,9 @@ struct Place {
   bool pad = false;
   std::int64_t read_slot = -1;  // -1: it starts from zero
 
-  Place(const StepArgs& a, const Reader& reader, std::int64_t n) {
+  Place(const Problem& p, const StepArgs& a, const Reader& reader, std::int64_t n) {
+    pad = ConvRow(p, a, n).pad;
+    if (pad) return;
     std::int64_t index = n;
     if (a.read_slot_stride > 0) {
       const std::int64_t column = static_cast<std::int64_t>(a.accepted[n]) - 1;
@@ -65,8 +73,8 @@ class Sequence {
         state_(state) {}
 
   void run() {
-    const Place place(a_, reader_, n_);
-    const std::int64_t length = place.pad ? 0 : taken();
+    const Place place(p_, a_, reader_, n_);
+    const std::int64_t length = place.pad ? 0 : taken_tokens(a_, reader_, n_);
     const bool skips = place.pad || a_.counts != nullptr || a_.picks != nullptr;
     if (skips && a_.out.data != nullptr)
       for (std::int64_t t = 0; t < reader_.length(n_); ++t)
@@ -84,6 +92,7 @@ class Sequence {
       }
       const std::int64_t token = a_.picks == nullptr ? t : a_.picks[n_ * a_.picks_stride + t];
       advance_by(token);
+      if (p_.norm_gate != Activation::kUnset) normalize(p_, a_, reader_, n_, token, head_, x_.out);
       if (a_.out.data != nullptr)
         store_row(a_.out, p_.dtype, reader_.offset(a_.out, n_, token, head_), p_.value_dim, x_.out);
       if (a_.replay != nullptr) record(token);
@@ -93,12 +102,6 @@ class Sequence {
   }
 
  private:
-  std::int64_t taken() const {
-    std::int64_t count = reader_.length(n_);
-    if (a_.counts != nullptr) count = std::clamp<std::int64_t>(a_.counts[n_], 0, count);
-    return a_.picks == nullptr ? count : std::min(count, a_.picks_stride);
-  }
-
   // What the token did, to the dense tensors that a commit reads.
   void record(std::int64_t t) {
     const StepArgs to = commit_args(p_, a_.replay, a_.tokens, a_.sequences);
@@ -181,7 +184,17 @@ void run_recurrent_step(const Problem& p, const StepArgs& all, Workspace workspa
   for (std::int64_t layer = 0; layer < std::max<std::int64_t>(all.layers, 1); ++layer) {
     const StepArgs a = layer_of(p, all, layer);
     const Inputs inputs = inputs_of(a);
-    const Reader reader(p, inputs);
+    double* convolved = p.conv_width == 0 ? nullptr : buffers.convolved.in(workspace);
+    const Reader reader(p, inputs, convolved);
+    // Value heads share the keys' channels: no row is stored before all are read.
+    const auto for_each_row = [&](const auto& visit) {
+      if (convolved == nullptr) return;
+      for_each_unit(a.sequences, buffers.lanes, [&](std::int64_t n, std::int64_t) {
+        if (!Place(p, a, reader, n).pad) visit(ConvRow(p, a, n), n);
+      });
+    };
+    for_each_row(
+        [&](const ConvRow& row, std::int64_t n) { convolve(p, a, reader, row, n, convolved); });
     with_class(p.op, [&]<class Gate, class Update>(Gate, Update) {
       for_each_unit(
           a.sequences * p.value_heads, buffers.lanes, [&](std::int64_t unit, std::int64_t lane) {
@@ -192,6 +205,8 @@ void run_recurrent_step(const Problem& p, const StepArgs& all, Workspace workspa
                 .run();
           });
     });
+    for_each_row(
+        [&](const ConvRow& row, std::int64_t n) { store_conv_state(p, a, reader, row, n); });
     if (a.out.data != nullptr)
       zero_rows(reader, a.out, p.dtype, a.sequences, reader.surplus(), p.value_heads, p.value_dim);
   }

@@ -13,6 +13,7 @@ namespace linattn::cuda {
 inline constexpr std::int32_t kRecurrentMaxKeyDim = 512;
 inline constexpr std::int32_t kVectorMaxKeyDim = 256;
 inline constexpr std::int32_t kVector = 4;  // elements of a state that move together
+inline constexpr std::int32_t kFusedMaxValueDim = 1024;
 
 // What forward and step can ask together, so that one kernel serves both: each leaves the other's
 // fields at zero. Meanings and shapes as in c.h.
@@ -39,6 +40,17 @@ struct RecurrentArgs {
   std::int64_t layers = 0;
   std::int64_t layer_stride = 0;
   void* const* pools = nullptr;
+  // fused step
+  Conv conv_q{};
+  Conv conv_k{};
+  Conv conv_v{};
+  std::int64_t conv_entries = 0;
+  const std::int32_t* conv_read_slots = nullptr;
+  const std::int32_t* conv_write_slots = nullptr;
+  const std::int32_t* conv_accepted = nullptr;
+  Tensor z{};
+  const void* norm_weight = nullptr;
+  float norm_epsilon = 0;
 };
 
 // The queue's device is current. value_key and key_value: of states in that layout whose rows,
@@ -47,5 +59,8 @@ struct RecurrentArgs {
 void launch_any_layout(const Problem& problem, const RecurrentArgs& args, Queue queue);
 void launch_value_key(const Problem& problem, const RecurrentArgs& args, Queue queue);
 void launch_key_value(const Problem& problem, const RecurrentArgs& args, Queue queue);
+// Of fused steps, on the same states.
+void launch_fused_value_key(const Problem& problem, const RecurrentArgs& args, Queue queue);
+void launch_fused_key_value(const Problem& problem, const RecurrentArgs& args, Queue queue);
 
 }  // namespace linattn::cuda

@@ -16,12 +16,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/common/convert.cuh"
 #include "cuda/common/gate.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/recurrent/launch.h"
+#include "cuda/recurrent/stage_fused.cuh"
 #include "cuda/recurrent/tile.cuh"
 #include "recurrence/update.h"
 
@@ -36,6 +38,7 @@ struct RecurrentParams {
   std::int64_t sequences;         // N, at least 1: the rows past the last offset are cleared by all
   std::int64_t layers;            // at least 1
   Tensor record_k, record_v, record_g;  // of the replay record; absent: none is made
+  std::int32_t group;                   // value heads of a fused step's block
 };
 
 template <class Tile>
@@ -66,12 +69,14 @@ struct RecurrentBlock {
   const RecurrentParams& params;
   const Problem& p;
   const RecurrentArgs& a;
-  RecurrentStorage<Tile>& smem;
+  std::conditional_t<Tile::kFused, FusedStorage<RecurrentStorage<Tile>>, RecurrentStorage<Tile>>&
+      smem;
   const Sequence& s;
   int head;
   int first_column;
   int columns;  // of the tile, at most kColumns
   bool transition;
+  Staged staged;  // of a fused step
   typename Tile::Registers state;
 
   __device__ __forceinline__ static int warp() { return Tile::warp(); }
@@ -135,6 +140,17 @@ struct RecurrentBlock {
         store_out(row * a.out.token_stride + head * a.out.head_stride, column, 0.0f);
   }
 
+  // Of the head, by two warps.
+  __device__ __forceinline__ void read_gate() {
+    if (threadIdx.x == 32) smem.gate = GateReader::of(p, a, head);
+    if (threadIdx.x == 64) {
+      const double log_decay =
+          p.op.gate == Gate::kHeadConstant ? constant_log_decay(p, a, head) : 0.0;
+      smem.constant = Decay::of(log_decay);
+      smem.constant_log = static_cast<float>(log_decay);
+    }
+  }
+
   // ---- one token into shared memory, by two warps: its vectors, and its decays
 
   // Of an input's row.
@@ -148,30 +164,35 @@ struct RecurrentBlock {
     return static_cast<float*>(x.data) + (s.begin + t) * x.token_stride + of_head * x.head_stride;
   }
 
-  // A head's K numbers, zeros of a tensor that is absent. Rows of 32 kBatch are on their way
-  // together; what a lane puts into shared memory it alone reads until the barrier.
+  // A head's K numbers, 32 kBatch at a time, zeros of a tensor that is absent. What a lane puts
+  // into shared memory it alone reads until the barrier.
   static constexpr int kPerLane = Tile::kKeys / 32, kBatch = kPerLane < 4 ? kPerLane : 4;
+  struct Batch {
+    std::uint32_t raw[kBatch];
+  };
 
-  __device__ __forceinline__ void fetch(float* row, const Tensor& x, DType dtype, std::int64_t t,
-                                        int of_head) const {
-    const std::int64_t offset = offset_of(x, t, of_head);
-    const int keys = x.data == nullptr ? 0 : p.key_dim;
-#pragma unroll 1
-    for (int first = 0; first < Tile::kKeys; first += 32 * kBatch) {
-      std::uint32_t raw[kBatch];
+  // offset: of the head's row.
+  __device__ __forceinline__ Batch ask(const void* data, DType dtype, std::int64_t offset,
+                                       int first) const {
+    const int keys = data == nullptr ? 0 : p.key_dim;
+    Batch batch;
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int key = first + lane() + 32 * j;
-        raw[j] = key < keys ? load_raw(x.data, dtype, offset + key) : 0;
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) row[first + lane() + 32 * j] = from_raw(raw[j], dtype);
+    for (int j = 0; j < kBatch; ++j) {
+      const int key = first + lane() + 32 * j;
+      batch.raw[j] = key < keys ? load_raw(data, dtype, offset + key) : 0;
     }
+    return batch;
+  }
+  __device__ __forceinline__ static void put(float* row, const Batch& batch, DType dtype,
+                                             int first) {
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) row[first + lane() + 32 * j] = from_raw(batch.raw[j], dtype);
   }
 
   __device__ __forceinline__ void stage_vectors(int i, std::int64_t t) {
     constexpr int kColumnsPerThread = (Tile::kColumns + 31) / 32;
     const bool apart = p.op.update == Update::kEraseWrite;
+    const bool fetched = convolves();
     const int key_head = head / (p.value_heads / p.heads);
     const std::int64_t v_at = offset_of(a.v, t, head) + first_column;
     const std::int64_t write_at = apart ? row_offset(a, a.write, s, t, head) + first_column : 0;
@@ -183,15 +204,26 @@ struct RecurrentBlock {
     for (int j = 0; j < kColumnsPerThread; ++j) {
       const int column = lane() + 32 * j;
       const bool inside = column < columns && !transition;
-      v[j] = inside ? load_raw(a.v.data, p.dtype, v_at + column) : 0;
+      v[j] = inside && !fetched ? load_raw(a.v.data, p.dtype, v_at + column) : 0;
       write[j] = inside && apart ? load_raw(a.write.data, p.beta_dtype, write_at + column) : 0;
     }
-    fetch(smem.q[i], a.q, p.dtype, t, key_head);
-    fetch(smem.k[i], a.k, p.dtype, t, key_head);
-    if (apart) fetch(smem.erase_key[i], a.erase, p.beta_dtype, t, head);
+    const std::int64_t q_at = offset_of(a.q, t, key_head), k_at = offset_of(a.k, t, key_head);
+    const std::int64_t erase_at = apart ? offset_of(a.erase, t, head) : 0;
+#pragma unroll 1
+    for (int first = 0; first < Tile::kKeys; first += 32 * kBatch) {
+      if (!fetched) {
+        const Batch q = ask(a.q.data, p.dtype, q_at, first);
+        const Batch k = ask(a.k.data, p.dtype, k_at, first);
+        put(smem.q[i], q, p.dtype, first);
+        put(smem.k[i], k, p.dtype, first);
+      }
+      if (apart)
+        put(smem.erase_key[i], ask(a.erase.data, p.beta_dtype, erase_at, first), p.beta_dtype,
+            first);
+    }
 
     float q_factor = 1, k_factor = 1;
-    if (p.qk_l2norm) {
+    if (p.qk_l2norm && !has_keys()) {
       q_factor = warp_inverse_norm(kPerLane, [&](int j) { return smem.q[i][lane() + 32 * j]; });
       k_factor = warp_inverse_norm(kPerLane, [&](int j) { return smem.k[i][lane() + 32 * j]; });
     }
@@ -214,7 +246,7 @@ struct RecurrentBlock {
     for (int j = 0; j < kColumnsPerThread; ++j) {
       const int column = lane() + 32 * j;
       if (column >= Tile::kColumns) continue;
-      smem.v[i][column] = from_raw(v[j], p.dtype);
+      if (!fetched) smem.v[i][column] = from_raw(v[j], p.dtype);
       smem.write[i][column] =
           apart ? strength(p.beta_input, from_raw(write[j], p.beta_dtype)) : beta;
     }
@@ -230,13 +262,23 @@ struct RecurrentBlock {
     }
     const bool recorded = params.record_g.data != nullptr && first_column == 0;
     if (recorded && lane() == 0) *record(params.record_g, t, head) = log_decay;
-    if (per_channel) fetch(smem.decay_high[i], a.g, p.gate_dtype, t, head);
+    // The bias waits where the decays' low parts will be.
+    if (per_channel) {
+      const std::int64_t g_at = offset_of(a.g, t, head);
+#pragma unroll 1
+      for (int first = 0; first < Tile::kKeys; first += 32 * kBatch) {
+        const Batch g = ask(a.g.data, p.gate_dtype, g_at, first);
+        const Batch bias = ask(smem.gate.dt_bias, DType::kFloat32, 0, first);
+        put(smem.decay_high[i], g, p.gate_dtype, first);
+        put(smem.decay_low[i], bias, DType::kFloat32, first);
+      }
+    }
     bool forgets = false;
     // Hardly unrolled: the activations are long, and nvcc 13.0 crashes on sixteen copies of them.
 #pragma unroll 2
     for (int key = lane(); key < Tile::kKeys; key += 32) {
       if (per_channel && key < p.key_dim) {
-        log_decay = smem.gate.log_decay(smem.decay_high[i][key], key);
+        log_decay = smem.gate.biased_log_decay(smem.decay_high[i][key], smem.decay_low[i][key]);
         decay = Decay::of(log_decay);
         if (recorded) record(params.record_g, t, head)[key] = log_decay;
       }
@@ -264,6 +306,24 @@ struct RecurrentBlock {
     const char* row = static_cast<const char*>(x.data) + (offset_of(x, t, of_head) + first) * size;
     const int byte = lane() * 128;
     if (byte < count * size) ptx::prefetch_l2(row + byte);
+  }
+
+  // ---- fused steps
+
+  __device__ __forceinline__ bool has_keys() const {
+    return Tile::kFused && staged != Staged::kNothing;
+  }
+  __device__ __forceinline__ bool convolves() const { return Tile::kFused && p.conv_width > 0; }
+  __device__ __forceinline__ bool normalizes() const {
+    return Tile::kFused && p.norm_gate != Activation::kUnset;
+  }
+  __device__ __forceinline__ bool pad() const {
+    if constexpr (Tile::kFused) return s.pad || smem.conv.pad;
+    return s.pad;
+  }
+  // What comes before the norm, [LINATTN_FUSED_TOKENS, V].
+  __device__ __forceinline__ float* unnormalized(std::int64_t t) const {
+    return ptx::dynamic_shared<float>() + t * p.value_dim;
   }
 
   // ---- the recurrence
@@ -408,7 +468,7 @@ struct RecurrentBlock {
 
   __device__ __forceinline__ std::int64_t token(const Path& path, std::int64_t i) const {
     if (path.leaf >= 0) return ancestor(path.leaf, path.steps - 1 - i);
-    if (a.picks == nullptr) return i;
+    if (Tile::kFused || a.picks == nullptr) return i;
     const std::int64_t pick = a.picks[s.index * a.picks_stride + i];
     return pick < 0 ? 0 : min(pick, s.length - 1);
   }
@@ -418,11 +478,14 @@ struct RecurrentBlock {
     std::int64_t count = s.length;
     if (a.counts != nullptr)
       count = min(count, max(std::int64_t{a.counts[s.index]}, std::int64_t{0}));
+    if (Tile::kFused) return min(count, std::int64_t{LINATTN_FUSED_TOKENS});
     return a.picks == nullptr ? count : min(count, a.picks_stride);
   }
 
   __device__ __forceinline__ void stage(const Path& path, std::int64_t first) {
     const int count = path.group(first);
+    if constexpr (Tile::kFused)
+      if (stage_fused(*this, first, count)) return;
     for (int task = warp(); task < 2 * count; task += Tile::kWarps) {
       const std::int64_t t = token(path, first + task / 2);
       if (task % 2 == 0) {
@@ -445,7 +508,7 @@ struct RecurrentBlock {
       const bool by_token = a.write_slot_stride > 0;
       std::int64_t slot = kNullSlot;
       if (!by_token)
-        slot = checkpoint_slot(first + i + 1);
+        slot = Tile::kForward ? checkpoint_slot(first + i + 1) : kNullSlot;
       else if (!tree || first + i == path.steps - 1)
         slot = token_write_slot(a, s.index, token(path, first + i));
       store_state(by_token ? a.final_state : a.checkpoints,
@@ -459,7 +522,11 @@ struct RecurrentBlock {
     for (int x = threadIdx.x; x < count * Tile::kColumns; x += Tile::kThreads) {
       const int i = x / Tile::kColumns, column = x % Tile::kColumns;
       if (column >= columns || (tree && !(last && i == count - 1))) continue;
-      store_out(row_offset(a, a.out, s, token(path, first + i), head), column, smem.out[i][column]);
+      const float o = smem.out[i][column];
+      if (normalizes())
+        unnormalized(first + i)[first_column + column] = o;
+      else
+        store_out(row_offset(a, a.out, s, token(path, first + i), head), column, o);
     }
   }
 
@@ -478,33 +545,37 @@ struct RecurrentBlock {
   }
 
   __device__ __forceinline__ void run() {
-    if (s.pad || a.counts != nullptr || a.picks != nullptr) zero_out(transition ? 0 : s.length);
-    if (s.pad && !transition) return;
-    const std::int64_t length = s.pad ? 0 : taken();
-    const bool tree = a.parents != nullptr && length > 0;
+    if (pad() || a.counts != nullptr || a.picks != nullptr ||
+        (Tile::kFused && s.length > LINATTN_FUSED_TOKENS))
+      zero_out(transition ? 0 : s.length);
+    if (pad() && !transition) return;
+    const std::int64_t length = pad() ? 0 : taken();
+    const bool tree = !Tile::kFused && a.parents != nullptr && length > 0;
     Path path{tree ? std::int64_t{1} : length, tree ? 0 : -1};
+    // The first group is staged ahead of the loop: ptxas waits for loads before a loop that uses
+    // what they bring.
     load_initial();
-    bool initial = true;
+    std::int64_t first = 0;
+    stage(path, first);
+    settle_initial();
+    if constexpr (Tile::kForward) {
+      begin_checkpoints();
+      store_state(a.checkpoints, p.checkpoint_dtype, p.state_layout, checkpoint_slot(0));
+    }
+    if (tree) keep_initial(false);
     while (true) {
-      std::int64_t first = 0;
-      do {
-        stage(path, first);
-        if (initial) {
-          initial = false;
-          settle_initial();
-          begin_checkpoints();
-          store_state(a.checkpoints, p.checkpoint_dtype, p.state_layout, checkpoint_slot(0));
-          if (tree) keep_initial(false);
+      advance(path, first);
+      first += Tile::kTokens;
+      if (first >= path.steps) {
+        if (!tree || ++path.leaf == length) break;
+        first = 0;
+        path.steps = 1;
+        if (parent(path.leaf) != path.leaf - 1) {
+          keep_initial(true);
+          for (std::int64_t x = path.leaf; (x = parent(x)) >= 0;) ++path.steps;
         }
-        advance(path, first);
-        first += Tile::kTokens;
-      } while (first < path.steps);
-      if (!tree || ++path.leaf == length) break;
-      path.steps = 1;
-      if (parent(path.leaf) != path.leaf - 1) {
-        keep_initial(true);
-        for (std::int64_t x = path.leaf; (x = parent(x)) >= 0;) ++path.steps;
       }
+      stage(path, first);
     }
     if (transition)
       store_state(a.transition, DType::kFloat32, StateLayout::kKeyValue, s.index);
@@ -512,49 +583,5 @@ struct RecurrentBlock {
       store_state(a.final_state, p.state_dtype, p.state_layout, s.write_slot);
   }
 };
-
-template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    recurrent_kernel(const __grid_constant__ RecurrentParams params) {
-  __shared__ RecurrentStorage<Tile> smem;
-  const Problem& p = params.problem;
-  const RecurrentArgs& a = params.args;
-  const std::int64_t tiles = params.value_tiles + params.transition_tiles;
-  for (std::int64_t unit = blockIdx.x;; unit += gridDim.x) {
-    int tile = static_cast<int>(unit % tiles);
-    const std::int64_t pair = unit / tiles / p.value_heads;
-    const std::int64_t layer = params.layers == 1 ? 0 : pair / params.sequences;
-    const std::int64_t n = pair - layer * params.sequences;
-    if (params.layers == 1 ? n >= params.sequences : layer >= params.layers) return;
-    const bool transition = Tile::kForward && tile >= params.value_tiles;
-    if (transition) tile -= params.value_tiles;
-    RecurrentBlock<Tile> block{params, p, a, smem, smem.sequence};
-    block.head = static_cast<int>(unit / tiles % p.value_heads);
-    block.transition = transition;
-    block.first_column = tile * Tile::kColumns;
-    block.columns =
-        min(Tile::kColumns, (transition ? p.key_dim : p.value_dim) - block.first_column);
-    // Each by a warp of its own, so that they wait for memory together. Without sequences there are
-    // rows to clear all the same.
-    if (threadIdx.x == 0)
-      smem.sequence =
-          n < a.sequences ? sequence_of(a, n) : Sequence{n, 0, 0, 0, kNullSlot, kNullSlot, true};
-    if (threadIdx.x == 32) smem.gate = GateReader::of(p, a, block.head);
-    if (threadIdx.x == 64) {
-      const double log_decay =
-          p.op.gate == Gate::kHeadConstant ? constant_log_decay(p, a, block.head) : 0.0;
-      smem.constant = Decay::of(log_decay);
-      smem.constant_log = static_cast<float>(log_decay);
-    }
-    if (threadIdx.x == 96) {
-      smem.pool = a.pools == nullptr ? nullptr : a.pools[layer];
-      smem.layer_offset = layer * a.layer_stride;
-    }
-    __syncthreads();
-    block.run();
-    if (!transition) block.zero_surplus();
-    __syncthreads();  // the next unit writes to shared memory that a warp may still be reading
-  }
-}
 
 }  // namespace linattn::cuda

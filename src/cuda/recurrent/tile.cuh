@@ -19,12 +19,12 @@
 namespace linattn::cuda {
 
 // kLanes neighbouring lanes share kColumnsPerLane columns; each holds kKeysPerLane keys of them.
-template <int kLanesPerColumn, int kKeysOfLane, int kColumnsOfLane>
-struct Mapping {
+template <int kLanesPerColumn, int kKeysOfLane, int kColumnsOfLane, int kThreadsOfBlock>
+struct BlockMapping {
   static constexpr int kLanes = kLanesPerColumn;
   static constexpr int kKeysPerLane = kKeysOfLane;
   static constexpr int kColumnsPerLane = kColumnsOfLane;
-  static constexpr int kThreads = 128;
+  static constexpr int kThreads = kThreadsOfBlock;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kKeys = kLanes * kKeysPerLane;
   static constexpr int kColumns = kThreads / kLanes * kColumnsPerLane;
@@ -46,6 +46,13 @@ struct Mapping {
     return static_cast<int>(threadIdx.x) / kLanes * kColumnsPerLane + c;
   }
 };
+
+template <int kLanesPerColumn, int kKeysOfLane, int kColumnsOfLane>
+struct Mapping : BlockMapping<kLanesPerColumn, kKeysOfLane, kColumnsOfLane, 128> {};
+
+// Of a fused step, whose block has all columns of a head.
+template <int kLanesPerColumn, int kKeysOfLane, int kColumnsOfLane>
+struct WideMapping : BlockMapping<kLanesPerColumn, kKeysOfLane, kColumnsOfLane, 256> {};
 
 // A block's columns of one head's matrix in memory.
 struct MatrixTile {
@@ -161,7 +168,8 @@ struct VectorMatrix {
                                               typename M::Registers& state) {
     using Raw = std::conditional_t<kBytes == 4, float4, float2>;
     each_vector<Raw>(from, [&](int x, const Raw* at, bool inside) {
-      const Raw raw = inside ? *at : Raw{};
+      // Not a generic load, which waits for its turn with those of shared memory.
+      const Raw raw = inside ? __ldcg(at) : Raw{};
       element(state, x, 0) = raw.x;
       element(state, x, 1) = raw.y;
       if constexpr (kBytes == 4) {
@@ -259,15 +267,29 @@ void with_mapping(std::int32_t key_dim, F&& f) {
   }
 }
 
+// 32 elements a thread in either layout: with 64, two blocks have not registers enough.
+template <class F>
+void with_wide_mapping(std::int32_t key_dim, F&& f) {
+  if (key_dim <= 64) {
+    f(WideMapping<8, 8, 4>{});
+  } else if (key_dim <= 128) {
+    f(WideMapping<16, 8, 4>{});
+  } else {
+    f(WideMapping<32, 8, 4>{});
+  }
+}
+
 // The tiles. kBlocks: on a multiprocessor; kForward: has what only forward calls ask for,
-// checkpoints and transitions.
+// checkpoints and transitions; kFused: has a convolution and a norm, but no draft trees and picks.
 
 // Where states are most of the work: many blocks, each with few of their bytes on their way.
 template <class M, StateLayout kLayout, int kBytes>
 struct VectorTile : M {
   using Matrix = VectorMatrix<M, kLayout, kBytes>;
   static constexpr bool kForward = false;
-  // Five blocks leave 96 registers a thread, which the code of sm_80 and sm_120 overflows by two.
+  static constexpr bool kFused = false;
+  // Five blocks leave 96 registers a thread, which fp32 states overflow, and the code of sm_80 and
+  // sm_120 in any case.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
   static constexpr int kMost = 5;
 #else
@@ -280,7 +302,16 @@ template <class M>
 struct SharedTile : M {
   using Matrix = SharedMatrix<M>;
   static constexpr bool kForward = true;
+  static constexpr bool kFused = false;
   static constexpr int kBlocks = M::kColumnsPerLane * M::kKeysPerLane <= 32 ? 3 : 2;
+};
+
+template <class M, StateLayout kLayout, int kBytes>
+struct FusedTile : M {
+  using Matrix = VectorMatrix<M, kLayout, kBytes>;
+  static constexpr bool kForward = false;
+  static constexpr bool kFused = true;
+  static constexpr int kBlocks = 2;
 };
 
 }  // namespace linattn::cuda
