@@ -72,7 +72,7 @@ sanitize:
 	@.venv/bin/python tools/run_tests.py --build build/asan --no-python
 
 # Everything takes half an hour on two cores.
-FILTER = Simt|BuildProbe|Instances.*_(serving|split|transition|strong|decode|columns|tree)$$|Garbage|Replay|Errors.(AL|An|The)|Causal|N0[5-8]
+FILTER = Simt|BuildProbe|Instances.*_(serving|split|transition|strong|decode|columns|tree)$$|Garbage|Replay|Fused|Errors.(AL|An|The)|Causal|N0[5-8]
 
 ## make simt         the CUDA kernels compiled for the CPU, thread by thread, against the oracle: needs no GPU
 simt:

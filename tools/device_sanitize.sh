@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs every template instance of every CUDA implementation (suite Instances of build/device/linattn_device_tests) under
-# compute-sanitizer: out-of-bounds accesses, races in shared memory, reads of what nothing wrote, wrong barriers; memcheck
+# Runs every template instance of every CUDA implementation (suites Instances and FusedStep of
+# build/device/linattn_device_tests) under compute-sanitizer: out-of-bounds accesses, races in shared memory, reads of what nothing wrote, wrong barriers; memcheck
 # also on garbage in index tensors (suite Garbage). Writes bench/results/DATE-GPU-sanitizer.json.
 # usage: tools/device_sanitize.sh [memcheck] [racecheck] [initcheck] [synccheck]    none given: all
 # status: 0 clean; 1 an error or a failing test; 77 compute-sanitizer is missing here or refuses the GPU
@@ -32,7 +32,7 @@ fi
 cores=$(nproc)
 shards=${SHARDS:-$((cores < 12 ? cores : 12))} failed=0 members=()
 for tool in "${tools[@]}"; do
-  suites='*Instances*' options=()
+  suites='*Instances*:*FusedStep*' options=()
   [[ $tool == memcheck ]] && suites+=':Garbage*' options=(--padding 1024)
   begin=$(now_us)
   for ((i = 0; i < shards; ++i)); do
@@ -56,7 +56,7 @@ done
 
 results=bench/results/$(date +%F)-$device_name-sanitizer.json
 list=$(printf '%s,\n' "${members[@]}")
-printf '{\n%s\n  "program": "linattn_device_tests, suites Instances and, by memcheck, Garbage",\n  "tools": [\n%s\n  ]\n}\n' \
+printf '{\n%s\n  "program": "linattn_device_tests, suites Instances, FusedStep and, by memcheck, Garbage",\n  "tools": [\n%s\n  ]\n}\n' \
   "$device_json" "${list%,}" >"$results"
 say "wrote $results"
 exit "$failed"

@@ -37,6 +37,13 @@ inline Problem small_problem(Op op, DType dtype, StateLayout layout) {
   return problem;
 }
 
+// The same with a convolution of 4 taps and a gated norm.
+inline Problem fused(Problem problem) {
+  problem.conv_width = 4;
+  problem.conv_activation = problem.norm_gate = Activation::kSilu;
+  return problem;
+}
+
 class PackedCall {
  public:
   struct Shape {
@@ -75,13 +82,23 @@ class PackedCall {
     indices("counts", n);
     indices("picks", n * kColumns);
     add("replay", static_cast<std::size_t>(replay_elements(p, t)) * sizeof(float), true);
+    for (const char* name : {"conv_read_slots", "conv_write_slots", "conv_accepted"})
+      indices(name, n);
+    if (!is_fused(p)) return;
+    const std::int64_t channels = 2 * heads * p.key_dim + value_heads * p.value_dim;
+    tensor("conv_weight", p.dtype, channels, 1, p.conv_width, -.5, .5);
+    tensor("conv_state", p.dtype, shape_.slots, channels, kConvEntries, -1, 1);
+    buffer("conv_state").own(p.dtype, 0, shape_.slots * channels * kConvEntries);
+    tensor("z", p.dtype, t, value_heads, p.value_dim, -1, 1);
   }
 
   static constexpr std::int64_t kEntries = 8;  // of checkpoints, over all sequences
   static constexpr std::int64_t kColumns = 4;
+  static constexpr std::int64_t kConvEntries = 6;  // enough for drafts of four tokens, not of eight
 
   ForwardArgs forward;
-  bool picked = false;  // the step has counts and picks, and makes a record
+  // The step has counts and picks, and makes a record; a fused one has no picks.
+  bool picked = false;
 
   // The step over the same memory: slots by columns, and a tree or picks.
   StepArgs step() {
@@ -93,6 +110,13 @@ class PackedCall {
     s.accepted = pointer("accepted");
     s.write_slots = pointer("write_columns");
     s.write_slot_stride = kColumns;
+    if (is_fused(problem())) {
+      fuse(s);
+      if (!picked) return s;
+      s.counts = pointer("counts");
+      s.replay = static_cast<float*>(buffer("replay").data());
+      return s;
+    }
     if (!picked) {
       s.parents = pointer("parents");
       return s;
@@ -162,6 +186,29 @@ class PackedCall {
   }
 
  private:
+  void fuse(StepArgs& s) {
+    const Problem& p = problem();
+    std::int64_t first = 0;
+    const std::int64_t keys = std::int64_t{p.heads} * p.key_dim;
+    const std::int64_t channels = 2 * keys + std::int64_t{p.value_heads} * p.value_dim;
+    for (Conv* c : {&s.conv_q, &s.conv_k, &s.conv_v}) {
+      *c = {buffer("conv_weight").at(p.dtype, first * p.conv_width),
+            p.conv_width,
+            1,
+            nullptr,
+            buffer("conv_state").at(p.dtype, first * kConvEntries),
+            shape_.slots,
+            channels * kConvEntries,
+            kConvEntries,
+            1};
+      first += keys;
+    }
+    s.conv_entries = kConvEntries;
+    s.conv_read_slots = pointer("conv_read_slots");
+    s.conv_write_slots = pointer("conv_write_slots");
+    s.conv_accepted = pointer("conv_accepted");
+    s.z = contiguous(buffer("z").data(), p.value_heads, p.value_dim);
+  }
   static Shape complete(Shape shape) {
     shape.problem.max_tokens = shape.tokens;
     shape.problem.max_sequences = shape.sequences;

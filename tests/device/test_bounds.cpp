@@ -56,7 +56,8 @@ void set_garbage(PackedCall& call, Random& random, int trial) {
   } else {
     call.forward.cu_seqlens_dtype = LINATTN_INT32;
   }
-  for (const char* name : {"read_slots", "write_slots", "accepted"})
+  for (const char* name : {"read_slots", "write_slots", "accepted", "conv_read_slots",
+                           "conv_write_slots", "conv_accepted"})
     call.set(name, garbage(random, trial, n, kSlots));
   call.set("start_positions", garbage(random, trial, n, 200));
   std::vector<std::int32_t> entries = garbage(random, trial, n + 1, PackedCall::kEntries);
@@ -71,11 +72,12 @@ void set_garbage(PackedCall& call, Random& random, int trial) {
 }
 
 template <class Args>
-void run_garbage(std::int64_t tokens) {
+void run_garbage(std::int64_t tokens, Problem (*change)(Problem) = nullptr) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
     for (const Op op : {kda, gdn, gla, simple_gla}) {
-      const PackedCall::Shape shape{small_problem(op, dtype, StateLayout::kKeyValue), tokens,
-                                    kSequences, kSlots};
+      const Problem plain = small_problem(op, dtype, StateLayout::kKeyValue);
+      const PackedCall::Shape shape{change == nullptr ? plain : change(plain), tokens, kSequences,
+                                    kSlots};
       PackedCall call(shape, gpu());
       for_each_plan<Args>(call.problem(), [&](const auto& plan, const std::string&) {
         Random random(11);
@@ -92,6 +94,7 @@ void run_garbage(std::int64_t tokens) {
 
 TEST(Garbage, ForwardStaysInside) { run_garbage<ForwardArgs>(150); }
 TEST(Garbage, StepStaysInside) { run_garbage<StepArgs>(20); }
+TEST(Garbage, FusedStepStaysInside) { run_garbage<StepArgs>(20, fused); }
 
 }  // namespace
 }  // namespace linattn::test

@@ -73,11 +73,13 @@ class GraphReplay : public testing::TestWithParam<DType> {
   // What is replayed equals the oracle on every content.
   template <class Args>
   void expect_following(std::int64_t tokens, std::int64_t sequences,
-                        const std::vector<Content>& contents) {
+                        const std::vector<Content>& contents,
+                        Problem (*change)(Problem) = nullptr) {
     const double most = GetParam() == DType::kFloat32 ? 2e-6 : 1e-2;
     for (const Op op : {kda, gdn, gla, simple_gla}) {
-      const PackedCall::Shape shape{small_problem(op, GetParam(), StateLayout::kValueKey), tokens,
-                                    sequences, 12};
+      const Problem plain = small_problem(op, GetParam(), StateLayout::kValueKey);
+      const PackedCall::Shape shape{change == nullptr ? plain : change(plain), tokens, sequences,
+                                    12};
       PackedCall call(shape, gpu());
       for_each_plan<Args>(call.problem(), [&](const auto& plan, const std::string&) {
         call.prepare(plan);
@@ -100,6 +102,10 @@ class GraphReplay : public testing::TestWithParam<DType> {
             const DType of = std::string(name) == "out" ? GetParam() : DType::kFloat32;
             EXPECT_LE(distance(call.values(name, of), expected.values(name, of)), most) << name;
           }
+          if (change != nullptr) {
+            EXPECT_EQ(call.values("conv_state", GetParam()),
+                      expected.values("conv_state", GetParam()));
+          }
         }
         require(cudaGraphExecDestroy(graph));
       });
@@ -112,6 +118,16 @@ TEST_P(GraphReplay, ForwardFollowsTheContentOfIndexTensors) {
 }
 TEST_P(GraphReplay, StepFollowsTheContentOfIndexTensors) {
   expect_following<StepArgs>(12, 3, kStepContents);
+}
+TEST_P(GraphReplay, FusedStepFollowsTheContentOfIndexTensors) {
+  std::vector<Content> contents = kStepContents;
+  const std::vector<std::int32_t> slots[] = {{0, 1, 2}, {11, 3, -1}, {4, -1, 5}};
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    contents[i].emplace_back("conv_read_slots", slots[i]);
+    contents[i].emplace_back("conv_write_slots", slots[(i + 1) % 3 == 0 ? i : 0]);
+    contents[i].emplace_back("conv_accepted", std::vector<std::int32_t>{1, 7, 3});
+  }
+  expect_following<StepArgs>(12, 3, contents, fused);
 }
 
 // Two graphs of different sizes, replayed in turn, and a larger call between them: nothing that a

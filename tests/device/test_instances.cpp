@@ -156,6 +156,17 @@ TEST_P(Instances, AgreeWithOracle) {
   std::vector<std::string> expected{"cuda.recurrent"};
   if (s.pass == Pass::kForward && s.problem.dtype != DType::kFloat32)
     expected.insert(expected.begin(), "portable.forward");
+#if LINATTN_HAS_SM90
+  int major = 0;
+  require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  if (s.pass == Pass::kForward && s.problem.dtype == DType::kBFloat16 && s.problem.key_dim <= 128 &&
+      major == 9) {
+    expected.emplace_back("sm90.forward");
+    if (s.problem.op.update == Update::kAdd && s.problem.op.gate != Gate::kChannel &&
+        !s.problem.qk_l2norm)
+      expected.emplace_back("sm90.direct");
+  }
+#endif
   for (const std::string& row : expected)
     EXPECT_TRUE(std::find(ran.begin(), ran.end(), row) != ran.end()) << row << " did not run";
 }

@@ -36,7 +36,9 @@ void PrintTo(const Subject& x, std::ostream* stream) { *stream << name_of(x); }
 
 // Tensor cores multiply the tokens of a chunk as a whole, zeros above the diagonal included, and 0
 // times NaN or infinity is NaN.
-std::int64_t shared_tokens(const std::string& row) { return row == "portable.forward" ? 32 : 1; }
+std::int64_t shared_tokens(const std::string& row) {
+  return row == "portable.forward" || row.starts_with("sm90.") ? 32 : 1;
+}
 
 // The properties of each op; T is 70 for forward and backward, 6 for step, so that a chunk has a
 // tail.

@@ -70,6 +70,39 @@ def test_decode_loop():
     assert_close(pool, S, tolerance(torch.bfloat16, "state"), "pool")
 
 
+def test_fused_decode_loop():
+    """The same with a convolution and a norm: the conv states advance too."""
+    x, words = inputs("gdn", 3, 12)
+    words["qk_l2norm"] = True
+    rng = torch.Generator().manual_seed(5)
+    channels = sum(x[name][0, 0].numel() for name in "qkv")
+    weight, rows = torch.randn(channels, 4, generator=rng), torch.zeros(3, channels, 3)
+    z = torch.randn(x["v"].shape, generator=rng)
+    token = {name: a[:, :1].cuda() for name, a in x.items()}
+    pool, there, now = torch.zeros_like(states(3)).cuda(), rows.cuda(), z[:, :1].cuda()
+    conv, norm = linattn.Conv(weight.cuda(), there), linattn.Norm(z=now)
+    graph, (out, _) = captured(
+        lambda: linattn.step(**token, **words, pool=pool, conv=conv, norm=norm)
+    )
+    pool.zero_(), there.zero_()
+    expected_pool = torch.zeros_like(states(3))
+    for t in range(12):
+        for name, a in x.items():
+            token[name].copy_(a[:, t : t + 1])
+        now.copy_(z[:, t : t + 1])
+        graph.replay()
+        o, _ = linattn.step(
+            **{name: a[:, t : t + 1] for name, a in x.items()},
+            **words,
+            pool=expected_pool,
+            conv=linattn.Conv(weight, rows),
+            norm=linattn.Norm(z=z[:, t : t + 1]),
+        )
+        assert_close(out, o, tolerance(torch.float32), "out")
+        assert torch.equal(there.cpu(), rows)
+    assert_close(pool, expected_pool, tolerance(torch.float32, "state"), "pool")
+
+
 def test_C05_larger_calls_between_replays():
     x, words = inputs("kda", 2, 100, torch.bfloat16)
     there = to_gpu(x)

@@ -55,6 +55,10 @@ def test_both_gate_settings_of_every_forward_case_are_timed(rows):
         ("kda_step_64x4_h32_forget", 2 * 64 * 32 * 128 * 128 * 4),
         ("kda_step_64x4_h32_columns_forget", 5 * 64 * 32 * 128 * 128 * 4),
         ("kda_step_64x4_h32_replay_forget", 64 * 32 * 128 * 128 * 4),
+        (
+            "gdn_step_32x1_h16_hv32_fused_forget",
+            2 * 32 * (32 * 128 * 128 * 4 + 64 * 128 * 3 * 2),
+        ),
         ("gla_step_64x4_h32_commit_forget", 2 * 64 * 32 * 128 * 128 * 4),
         ("lightning_1x8192_h64_fixed", 4 * 8192 * 64 * 128 * 2),
     ],

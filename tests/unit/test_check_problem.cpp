@@ -119,6 +119,45 @@ const Refusal kRefusals[] = {
      [](C& c) { c.problem.checkpoint_interval = -1; },
      {"problem.checkpoint_interval is -1", "at least 1"}},
     {"sm_limit", [](C& c) { c.problem.sm_limit = -1; }, {"problem.sm_limit is -1", "0 (all)"}},
+    {"conv_of_a_forward",
+     [](C& c) {
+       c.problem.conv_width = 4;
+       c.problem.conv_activation = Activation::kSilu;
+     },
+     {"problem.conv_width is set", "only steps are fused"}},
+    {"norm_of_a_forward",
+     [](C& c) { c.problem.norm_gate = Activation::kIdentity; },
+     {"problem.norm_gate is set", "the pass is forward"}},
+    {"conv_width",
+     [](C& c) {
+       c.problem.conv_width = 5;
+       c.problem.conv_activation = Activation::kSilu;
+     },
+     {"problem.conv_width is 5", "2 to 4"}},
+    {"conv_activation_unset",
+     [](C& c) { c.problem.conv_width = 4; },
+     {"problem.conv_activation is 0", "identity or silu"}},
+    {"conv_activation_sigmoid",
+     [](C& c) {
+       c.problem.conv_width = 4;
+       c.problem.conv_activation = Activation::kSigmoid;
+     },
+     {"problem.conv_activation is 3", "identity or silu"}},
+    {"conv_activation_alone",
+     [](C& c) { c.problem.conv_activation = Activation::kSilu; },
+     {"problem.conv_activation is set", "conv_width is 0"}},
+    {"conv_dtype",
+     [](C& c) { c.problem.conv_dtype = DType::kInt32; },
+     {"problem.conv_dtype is int32", "bf16, fp16 or fp32"}},
+    {"conv_state_dtype",
+     [](C& c) { c.problem.conv_state_dtype = DType::kInt64; },
+     {"problem.conv_state_dtype is int64"}},
+    {"norm_gate",
+     [](C& c) { c.problem.norm_gate = static_cast<Activation>(7); },
+     {"problem.norm_gate is 7", "silu or sigmoid"}},
+    {"norm_dtype",
+     [](C& c) { c.problem.norm_dtype = DType::kInt32; },
+     {"problem.norm_dtype is int32"}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Each, ProblemRefusal, testing::ValuesIn(kRefusals),
