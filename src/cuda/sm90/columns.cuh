@@ -4,6 +4,7 @@
 // what scans by wgmma do with them beside their products.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/common/convert.cuh"
@@ -20,6 +21,24 @@ using Values = std::uint16_t[portable::kChunk * kValuePitch];
 
 // Of a unit of 8 columns.
 __device__ constexpr int value_place(int token, int unit) { return token * kValuePitch + unit * 8; }
+
+// What the scan kernel asks of either scan's traits alike.
+struct ColumnTraits {
+  using Io = __nv_bfloat16;
+  static constexpr int kGroups = sm90::kGroups;
+  static constexpr int kThreads = 32 * (kGroups + 1);  // a warp fetches
+  static constexpr int kValueBlock = sm90::kValueBlock;
+  static constexpr int kBlocks = 2;               // per multiprocessor
+  static constexpr std::size_t kJobBytes = 1024;  // ScanJob and barriers
+  static constexpr std::size_t kAlignmentBytes = 1024;
+  __device__ static unsigned char* aligned(unsigned char* memory) {
+    const auto at = reinterpret_cast<std::uintptr_t>(memory);
+    return memory + (-at & (kAlignmentBytes - 1));
+  }
+  __device__ static constexpr int value_place(int token, int unit) {
+    return sm90::value_place(token, unit);
+  }
+};
 
 template <int kKeyDim>
 struct StateColumns {

@@ -29,18 +29,13 @@ template <class Traits>
 struct DirectScan;
 
 template <int kKeyDimPadded>
-struct DirectTraits {
+struct DirectTraits : ColumnTraits {
   using Scan = DirectScan<DirectTraits>;
   using Pipeline = DirectPipeline<DirectTraits>;
-  using Io = __nv_bfloat16;
   using Rows = SwizzledMatrix<128, portable::kChunk>;   // [C, K], a row a token
   using Scores = SwizzledMatrix<64, portable::kChunk>;  // [C, C], a row a token
 
   static constexpr int kKeyDim = kKeyDimPadded;
-  static constexpr int kGroups = sm90::kGroups;
-  static constexpr int kThreads = 32 * (kGroups + 1);  // a warp fetches
-  static constexpr int kValueBlock = sm90::kValueBlock;
-  static constexpr int kBlocks = 2;  // per multiprocessor
 
   // Of a chunk. Absent tokens and channels are zero, absent decays one.
   struct Buffer {
@@ -59,19 +54,8 @@ struct DirectTraits {
   };
 
   static constexpr std::size_t kStrengthBytes = 0;
-  static constexpr std::size_t kJobBytes = 1024;  // ScanJob and barriers
   static constexpr std::size_t kExchangeBytes = 9 << 10;
   static_assert(sizeof(Exchange) <= kExchangeBytes);
-  static constexpr std::size_t kAlignmentBytes = 1024;
-  __device__ static unsigned char* aligned(unsigned char* memory) {
-    const auto at = reinterpret_cast<std::uintptr_t>(memory);
-    return memory + (-at & (kAlignmentBytes - 1));
-  }
-
-  // Of a unit of 8 columns.
-  __device__ static constexpr int value_place(int token, int unit) {
-    return sm90::value_place(token, unit);
-  }
 };
 
 template <class Traits>

@@ -24,20 +24,14 @@ template <class Traits>
 struct Scan;
 
 template <int kKeyDimPadded, class UpdatePolicy>
-struct ScanTraits {
+struct ScanTraits : ColumnTraits {
   using Scan = sm90::Scan<ScanTraits>;
   using Pipeline = sm90::Pipeline<ScanTraits>;
   using Operand = OperandSwizzled;
   using Update = UpdatePolicy;
-  using Io = __nv_bfloat16;
   using Stage = portable::Stage<Operand, kKeyDimPadded, Update>;
 
   static constexpr int kKeyDim = kKeyDimPadded;
-  static constexpr int kWarpColumns = sm90::kWarpColumns;
-  static constexpr int kGroups = sm90::kGroups;
-  static constexpr int kThreads = 32 * (kGroups + 1);  // a warp fetches
-  static constexpr int kValueBlock = sm90::kValueBlock;
-  static constexpr int kBlocks = 2;  // per multiprocessor
 
   struct Buffer {
     Stage stage;
@@ -49,19 +43,8 @@ struct ScanTraits {
 
   static constexpr int kStrengthPitch = portable::kChunk + 4;
   static constexpr std::size_t kStrengthBytes = kValueBlock * kStrengthPitch * sizeof(float);
-  static constexpr std::size_t kJobBytes = 1024;  // ScanJob and Arrivals
   static constexpr std::size_t kExchangeBytes = 5 << 10;
   static_assert(sizeof(Exchange) <= kExchangeBytes);
-  static constexpr std::size_t kAlignmentBytes = 1024;
-  __device__ static unsigned char* aligned(unsigned char* memory) {
-    const auto at = reinterpret_cast<std::uintptr_t>(memory);
-    return memory + (-at & (kAlignmentBytes - 1));
-  }
-
-  // Of a unit of 8 columns.
-  __device__ static constexpr int value_place(int token, int unit) {
-    return sm90::value_place(token, unit);
-  }
 };
 
 template <class Traits>
